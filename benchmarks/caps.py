@@ -36,9 +36,9 @@ from benchmarks.harness import (
     run_interleaved,
     running_node,
 )
-from quiver_actors.cli.documents.status_view import attach_page
 from quiver_actors.client import Client, GapNotice
 from quiver_actors.errors import PushTimeout, Throttled, WorkerUnavailable
+from quiver_actors.store.status.status_view import attach_page
 from quiver_actors.supervisor.figures import STORAGE_ROW, StorageFigure, region_of
 from quiver_actors.supervisor.measure import measure
 

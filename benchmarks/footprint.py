@@ -48,7 +48,7 @@ from benchmarks.harness import (
 from benchmarks.ingest import make_batches
 from benchmarks.stores import program
 from quiver_actors.base.metrics.figures import EngineFigure, RowKind
-from quiver_actors.cli.documents.status_view import attach_page
+from quiver_actors.store.status.status_view import attach_page
 from quiver_actors.supervisor.figures import region_of
 
 KIB = 1 << 10

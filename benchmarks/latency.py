@@ -45,7 +45,7 @@ from benchmarks.harness import (
 )
 from benchmarks.ingest import make_batches
 from quiver_actors.base.metrics.figures import EngineFigure, RowKind, WorkerFigure
-from quiver_actors.cli.documents.status_view import attach_page
+from quiver_actors.store.status.status_view import attach_page
 from quiver_actors.supervisor.figures import region_of
 
 KIB, MIB = 1 << 10, 1 << 20

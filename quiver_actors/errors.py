@@ -137,6 +137,12 @@ class TooManySubscribers(QuotaExceeded):
     retriable = False
 
 
+class QueryLimit(UsageError):
+    """A SQL statement needs more memory or time than it may use (`serve.sql_memory`, `serve.sql_timeout`): it has to ask for less."""
+
+    code = "query_limit"
+
+
 class NotStored(UsageError):
     """A bundle of the range is not there: deleted, in quarantine, or not sealed yet."""
 
@@ -388,12 +394,3 @@ class SlotNotInBundle(FormatError):
     """The bundle has no batch in that slot."""
 
     code = "slot_not_in_bundle"
-
-
-def error_classes() -> dict[str, type[QuiverError]]:
-    """All error classes by their `code`, for turning a refusal on the wire back into an exception."""
-    found: list[type[QuiverError]] = [QuiverError]
-    for cls in found:
-        found.extend(cls.__subclasses__())
-    # A class without a code of its own is for one module: on the wire it is what it inherits from.
-    return {cls.code: cls for cls in reversed(found)}

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
@@ -41,6 +41,9 @@ from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.client.subscribe_request import SeekReport, Start
 from quiver_actors.client.topic_commands import TopicCommands, TopicCommandsOf
 from quiver_actors.store.segment.reader import SegmentReader
+
+if TYPE_CHECKING:
+    from quiver_actors.store.status.node_status import NodeStatus
 
 
 def connect(
@@ -185,6 +188,10 @@ class Client(ReadingClient, SubscribingClient, QueryingClient, ArchiveWaiting):
     async def topics(self) -> TopicInfos:
         """Return the node's topics by name, with their slots, durability and incarnation."""
         return await self._exchange.complete(self._requests.topics())
+
+    async def status(self) -> NodeStatus:
+        """Look at the node: the document of `quiver status --json`; see `client.Client.status`. Runs in a thread."""
+        return await asyncio.to_thread(self._topic_commands.status)
 
     async def create_topic(
         self, topic: str, settings: Mapping[str, Any] | None = None, *, if_missing: bool = False, **misplaced: object

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from quiver_actors.query.dataset import TopicDataset
     from quiver_actors.query.event_times import EventBound
+    from quiver_actors.query.limits import SqlLimits
     from quiver_actors.query.snapshot import Progress
     from quiver_actors.query.span import Bound
 
@@ -64,6 +65,7 @@ class QueryingClient:
         end: Bound = None,
         skip_damaged: bool = False,
         progress: Progress | None = None,
+        limits: SqlLimits | None = None,
     ) -> pa.RecordBatchReader:
         """Run one reading SQL statement over what is stored now; see `quiver_actors.client.Client.sql`."""
         from quiver_actors.client.querying import answer, span_of_times, taking_material
@@ -71,6 +73,5 @@ class QueryingClient:
         span = span_of_times(start, end)
         flow = taking_material(self._requests, statement, topics, span, verifies_checksums=self._verifies_checksums)
         gathered = await self._exchange.complete(flow)
-        return await asyncio.to_thread(
-            answer, self._archived, statement, gathered, engine, skip_damaged=skip_damaged, progress=progress
-        )
+        choice = {"skip_damaged": skip_damaged, "progress": progress, "limits": limits}
+        return await asyncio.to_thread(answer, self._archived, statement, gathered, engine, **choice)

@@ -26,9 +26,9 @@ from quiver_actors.client.slots import Bundle
 from quiver_actors.client.subscribe_request import Gaps, SubscribeOptions
 from quiver_actors.errors import ClosedError
 from quiver_actors.flight import client as threads
-from quiver_actors.flight.node_status import NodeStatus
 from quiver_actors.flight.not_remote import not_there
 from quiver_actors.flight.remote_dataset import RemoteDataset
+from quiver_actors.store.status.node_status import NodeStatus
 
 CALLS_MAX = 32
 """Most calls of one client that are under way beside those of its subscriptions; others wait for one of them."""

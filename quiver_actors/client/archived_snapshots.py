@@ -20,7 +20,7 @@ from quiver_actors.client.archived_reads import ArchivedReads
 from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.segments import BundleReader, MappedSegment
-from quiver_actors.client.snapshots import CoreOnDisk, Gathered, Taken
+from quiver_actors.client.snapshots import CoreOnDisk, Gathered, Taken, size_of
 from quiver_actors.client.statistics import SegmentStatistics, statistics_in
 from quiver_actors.errors import UsageError
 from quiver_actors.query.material import Material
@@ -103,7 +103,8 @@ def archived_parts(
             oldest_ns, newest_ns = sorted((info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos))
             pinned = ArchivedBundles(partial(open_segment, part), oldest_ns)
             known = statistics.get(info.segment_seq)
-            yield SnapshotPart(core, *part, oldest_ns, newest_ns, pinned, None if known is None else known.streams)
+            streams, size_bytes = None if known is None else known.streams, size_of(info, bundles)
+            yield SnapshotPart(core, *part, oldest_ns, newest_ns, pinned, streams, size_bytes)
 
 
 def whole_snapshot(reads: ArchivedReads, taken: Taken, span: Span) -> Snapshot:

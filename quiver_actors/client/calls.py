@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TypeAlias
 
+from quiver_actors.base.error_codes import error_classes
 from quiver_actors.base.protocol.messages import (
     ArenaAttached,
     Decided,
@@ -29,7 +30,6 @@ from quiver_actors.base.protocol.messages import (
 from quiver_actors.errors import (
     ProtocolError,
     QuiverError,
-    error_classes,
 )
 
 ANSWERS = (

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from quiver_actors.client.snapshots import Gathered, Taken
     from quiver_actors.query.dataset import TopicDataset
     from quiver_actors.query.event_times import EventBound
+    from quiver_actors.query.limits import SqlLimits
     from quiver_actors.query.snapshot import Progress
     from quiver_actors.query.span import Bound, Span
 
@@ -85,6 +86,7 @@ class QueryingClient:
         end: Bound = None,
         skip_damaged: bool = False,
         progress: Progress | None = None,
+        limits: SqlLimits | None = None,
     ) -> pa.RecordBatchReader:
         """Run one reading SQL statement over what is stored now, and return its rows as an Arrow reader.
 
@@ -97,17 +99,20 @@ class QueryingClient:
             topics: to the statement there are no others than these; None: there are all.
             start, end: ingestion times, as of `dataset`: topics hold no others.
             skip_damaged: as of `dataset`.
-            progress: told how many segments have been read, and how many there are at most; from any thread, and must return at once.
+            progress: told how many bytes of segments have been read, and how many there are at most; from any thread, and must return at
+                once.
+            limits: memory and time that it may use; None: a quarter of the machine's memory, and any time. Times are kept by DuckDB alone.
 
         Raises:
+            QueryLimit: it needs more than its limits; also while rows are read.
             UsageError: the statement is wrong or not a reading one, or the engine's package (extra `query`) is not installed.
             As `dataset`, also while rows are read.
         """
         span = span_of_times(start, end)
         flow = taking_material(self._requests, statement, topics, span, verifies_checksums=self._verifies_checksums)
-        return answer(
-            self._archived, statement, self._exchange.run(flow), engine, skip_damaged=skip_damaged, progress=progress
-        )
+        gathered = self._exchange.run(flow)
+        choice = {"skip_damaged": skip_damaged, "progress": progress, "limits": limits}
+        return answer(self._archived, statement, gathered, engine, **choice)
 
 
 # --- without the waiting, for threads and asyncio -------------------------------------------------------------------------------
@@ -153,14 +158,10 @@ def answer(
     statement: str,
     gathered: Gathered,
     engine: str,
-    *,
-    skip_damaged: bool,
-    progress: Progress | None = None,
+    **choice: Any,
 ) -> pa.RecordBatchReader:
-    """Run a statement over what was taken for it, and over what is archived before that. Waits for the archiver."""
+    """Run a statement over what was taken for it, and over what is archived before that; see `answer_of`. Waits for the archiver."""
     from quiver_actors.client.archived_snapshots import whole_material
     from quiver_actors.query.answering import answer_of
 
-    return answer_of(
-        engine, statement, whole_material(archived, gathered), skip_damaged=skip_damaged, progress=progress
-    )
+    return answer_of(engine, statement, whole_material(archived, gathered), **choice)

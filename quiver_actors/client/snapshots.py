@@ -135,7 +135,15 @@ def _part(
 ) -> SnapshotPart:
     oldest_ns, newest_ns = sorted((segment.first_ingestion_ts_nanos, segment.last_ingestion_ts_nanos))
     streams = None if known is None else known.streams
-    return SnapshotPart(core, segment.segment_seq, bundles.start, bundles.stop, oldest_ns, newest_ns, pinned, streams)
+    size_bytes = size_of(segment, bundles)
+    return SnapshotPart(
+        core, segment.segment_seq, bundles.start, bundles.stop, oldest_ns, newest_ns, pinned, streams, size_bytes
+    )
+
+
+def size_of(segment: SegmentInfo, bundles: range) -> int:
+    """Return about how many bytes of a segment some of its bundles are."""
+    return segment.size_bytes * len(bundles) // max(1, segment.bundle_count)
 
 
 def _numbers(found: Mapping[int, ReadableSegments]) -> set[tuple[int, int]]:

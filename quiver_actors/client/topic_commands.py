@@ -1,16 +1,19 @@
-"""The calls of a client about a node's topics: create, change, delete. The supervisor answers them on its control socket."""
+"""The calls of a client about a node: how it is, and its topics: create, change, delete. The supervisor answers the latter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quiver_actors.base.protocol.topic_requests import Change, Create, Delete, ask, until_applied
 from quiver_actors.errors import TopicExists, UsageError
 
+if TYPE_CHECKING:
+    from quiver_actors.store.status.node_status import NodeStatus
+
 
 class TopicCommands:
-    """Methods of `Client` that create, change and delete topics through the node's supervisor."""
+    """Methods of `Client` that look at the node, and create, change and delete topics through its supervisor."""
 
     _timeout_seconds: float
 
@@ -22,6 +25,19 @@ class TopicCommands:
     @property
     def _trusted_uid(self) -> int | None:
         raise NotImplementedError
+
+    def status(self) -> NodeStatus:
+        """Look at the node: the document of `quiver status --json` (docs/cli.md) as a `dict`, which notebooks show as a table.
+
+        It is read from shared memory: no process of the node is asked, and one that is stopped or dead is described, too.
+
+        Raises:
+            NotAllowed: the figures of the node are for its own user and root.
+            NotRunning: the node has ended, and nothing is left of it.
+        """
+        from quiver_actors.store.status.node_status import node_status
+
+        return node_status(self.run_dir)
 
     def create_topic(
         self, topic: str, settings: Mapping[str, Any] | None = None, *, if_missing: bool = False, **misplaced: object

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 import weakref
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -35,6 +36,9 @@ from quiver_actors.store.disk.posix import PosixDisk, PosixLock
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.supervisor.restart import RestartHistory
 from quiver_actors.supervisor.spec import RestartPolicy
+
+if TYPE_CHECKING:
+    from quiver_actors.store.status.node_status import NodeStatus
 
 _APPLYING_LOOK_NS = 5 * MILLISECOND_NS
 _DRAIN_SECONDS = 60.0
@@ -197,6 +201,14 @@ class EmbeddedNode:
         self._steward.step(time.monotonic_ns())
         self.drive.drive()
         return self._steward.page.read()
+
+    def status(self) -> NodeStatus:
+        """How the store is, as `quiver status --json` says it of a node. Without the lock."""
+        from quiver_actors.store.status.node_status import NodeStatus
+        from quiver_actors.store.status.status_view import status_from
+
+        record = {"data_dir": self.data_dir, "topics": self._steward.topics()}
+        return NodeStatus.of(status_from(self.data_dir, record, self.figures()))
 
     # --- topics --------------------------------------------------------------------------------------------------------------
 

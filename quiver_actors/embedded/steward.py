@@ -100,6 +100,11 @@ class Steward:
         """The worker has something new to say of the disk."""
         self._storage.wake()
 
+    def topics(self) -> list[str]:
+        """The names of the topics."""
+        with self._topics_lock:
+            return list(self.keeper.catalogue.topics)
+
     def change_topics(self, request: Request) -> TopicReply:
         """Carry out a request about topics. Raises QuiverError: it is refused."""
         if isinstance(request, Create | Change):

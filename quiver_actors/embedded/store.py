@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quiver_actors.base.config.reading import resolve
 from quiver_actors.base.envelope import TraceContext
@@ -25,6 +25,9 @@ from quiver_actors.embedded.opened import opened_node
 from quiver_actors.embedded.push_channel import DirectPushChannel
 from quiver_actors.errors import ClosedError, UsageError
 from quiver_actors.shm.counters import RegionSnapshot
+
+if TYPE_CHECKING:
+    from quiver_actors.store.status.node_status import NodeStatus
 
 
 def open(
@@ -149,6 +152,14 @@ class Store(Client):
         self._exchange.check_open()
         return self._node.figures()
 
+    def status(self) -> NodeStatus:
+        """Look at the store: the document of `quiver status --json` (docs/cli.md), in which the store is a node with one worker.
+
+        Raises:
+            ClosedError: the store was closed.
+        """
+        return _status(self._node)
+
     def _await_archived(self, wanted: list[Wanted], timeout_seconds: float) -> None:
         refuse_archive()
 
@@ -169,15 +180,28 @@ class StoreTopicCommands(TopicCommands):
         self._node = node
         self._timeout_seconds = timeout_seconds
 
+    def status(self) -> NodeStatus:
+        """See `Store.status`."""
+        return _status(self._node)
+
     def _change_topics(self, request: Create | Change | Delete, gone: str = "") -> None:
         _change_topics(self._node, StoreExchange(self._node.drive), request, gone, self._timeout_seconds)
+
+
+def _status(node: EmbeddedNode) -> NodeStatus:
+    _check_open(node)
+    return node.status()
+
+
+def _check_open(node: EmbeddedNode) -> None:
+    if node.is_closed:
+        raise ClosedError("it was closed: open a new one")
 
 
 def _change_topics(
     node: EmbeddedNode, exchange: Exchange, request: Create | Change | Delete, gone: str, timeout_seconds: float
 ) -> None:
-    if node.is_closed:
-        raise ClosedError("it was closed: open a new one")
+    _check_open(node)
     reply = node.change_topics(request)
     exchange.run(node.applying(reply.version, gone, timeout_seconds))
 

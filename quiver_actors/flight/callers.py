@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import hmac
 import logging
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,6 +22,7 @@ from quiver_actors.base.topic_hints import without_hint
 from quiver_actors.errors import ConfigError, NotAllowed, ProtocolError, QuiverError, QuotaExceeded, UnknownTopic
 from quiver_actors.flight.contract import ERROR_PREFIX, Look, Publish, ReadTicket, Request, TableTicket
 from quiver_actors.flight.token_file import read_token
+from quiver_actors.flight.token_limit import TokenLimit
 from quiver_actors.supervisor.log import log_event
 from quiver_actors.transactions import Token
 
@@ -41,6 +40,10 @@ _OFFERED = frozenset(
         fl.FlightMethod.LIST_FLIGHTS,
         fl.FlightMethod.GET_FLIGHT_INFO,
     ]
+)
+_NO_MEMORY = (
+    "the server has no memory left for it: what a message becomes when it is decompressed counts, and all calls together have what "
+    "serve.memory allows. Send or ask for less at once, uncompressed, or call again later"
 )
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -62,43 +65,19 @@ def holders_of(tokens: Mapping[str, TokenSettings]) -> dict[str, TokenHolder]:
     return found
 
 
-class CallLimit:
-    """Counts the calls of each token that are under way. Several threads may call its methods."""
-
-    def __init__(self, calls_max: int = CALLS_MAX) -> None:
-        self.calls_max = calls_max
-        self._counts: Counter[TokenHolder] = Counter()
-        self._lock = threading.Lock()
-
-    def count(self, holder: TokenHolder) -> int:
-        """How many calls of a token are under way."""
-        with self._lock:
-            return self._counts[holder]
-
-    def begin(self, holder: TokenHolder) -> None:
-        """Note that a call begins.
-
-        Raises:
-            QuotaExceeded: as many are under way as one token may have.
-        """
-        with self._lock:
-            if self._counts[holder] >= self.calls_max:
-                raise QuotaExceeded(
-                    f"{holder} has {self.calls_max} calls under way, as many as one token may have: nothing was done for this one. "
-                    "Call again when others have ended, or use fewer threads and subscriptions"
-                )
-            self._counts[holder] += 1
-
-    def end(self, holder: TokenHolder) -> None:
-        """Note that a call has ended."""
-        with self._lock:
-            self._counts[holder] -= 1
+def call_limit() -> TokenLimit:
+    """Return the counts of a server's calls."""
+    return TokenLimit(
+        CALLS_MAX,
+        "{holder} has {most} calls under way, as many as one token may have: nothing was done for this one. "
+        "Call again when others have ended, or use fewer threads and subscriptions",
+    )
 
 
 class TokenCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
     """Lets calls through that carry a token, not too many of one token at a time, and remembers whose it is."""
 
-    def __init__(self, holders: Mapping[str, TokenHolder], limit: CallLimit) -> None:
+    def __init__(self, holders: Mapping[str, TokenHolder], limit: TokenLimit) -> None:
         """`holders`: by token; empty: everybody is let through, and counts as one."""
         self._limit = limit
         self._holders = {f"Bearer {token}".encode(): holder for token, holder in holders.items()}
@@ -139,7 +118,7 @@ class TokenCheck(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow h
 class _Identified(fl.ServerMiddleware):  # type: ignore[misc]
     """One call that is under way."""
 
-    def __init__(self, holder: TokenHolder, limit: CallLimit) -> None:
+    def __init__(self, holder: TokenHolder, limit: TokenLimit) -> None:
         self.holder = holder
         self._limit = limit
 
@@ -228,6 +207,8 @@ def _travelling(error: Exception, where: str) -> fl.FlightError:
         return fl.FlightServerError(f"{ERROR_PREFIX}{error.code}:{error}", b"%d" % error.retry_after_ns)
     if isinstance(error, (msgspec.DecodeError, UnicodeDecodeError)):
         return fl.FlightServerError(f"{ERROR_PREFIX}{ProtocolError.code}:{error}")
+    if isinstance(error, MemoryError):
+        return fl.FlightServerError(f"{ERROR_PREFIX}{QuotaExceeded.code}:{_NO_MEMORY}")
     log_event("serve.failed", {"call": where, "reason": f"{type(error).__name__}: {error}"}, logging.ERROR)
     why = f"the server failed in {where} ({type(error).__name__}); its log says more"
     return fl.FlightServerError(f"{ERROR_PREFIX}{ProtocolError.code}:{why}")

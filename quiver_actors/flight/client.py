@@ -32,7 +32,6 @@ from quiver_actors.errors import ConfigError, ProtocolError, UsageError
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FlightConnection
 from quiver_actors.flight.contract import Acknowledge, Contents, Done, Look
-from quiver_actors.flight.node_status import NodeStatus
 from quiver_actors.flight.not_remote import not_there
 from quiver_actors.flight.received_delivery import ReceivedDelivery
 from quiver_actors.flight.remote_delivery import RemoteDelivery
@@ -40,6 +39,7 @@ from quiver_actors.flight.remote_push import RemotePush
 from quiver_actors.flight.remote_reading import RemoteReading
 from quiver_actors.flight.remote_subscription import RemoteSubscription
 from quiver_actors.flight.token_file import read_token
+from quiver_actors.store.status.node_status import NodeStatus
 
 PUSH_TIMEOUT_SECONDS = 30.0
 

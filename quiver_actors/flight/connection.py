@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from quiver_actors.base.error_codes import error_classes
 from quiver_actors.base.locks import new_lock
 from quiver_actors.errors import (
     ClosedError,
@@ -25,7 +26,6 @@ from quiver_actors.errors import (
     QuiverError,
     UsageError,
     WorkerUnavailable,
-    error_classes,
 )
 from quiver_actors.flight.contract import ERROR_PREFIX
 

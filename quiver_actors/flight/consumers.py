@@ -13,7 +13,7 @@ import contextlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -33,12 +33,12 @@ from quiver_actors.errors import (
     NotClaimed,
     ProtocolError,
     QuiverError,
-    QuotaExceeded,
     UsageError,
 )
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.contract import Done
 from quiver_actors.flight.frames import Frame, framed
+from quiver_actors.flight.token_limit import TokenLimit
 
 IDLE_SECONDS = 30.0
 CONSUMERS_MAX = 192
@@ -237,6 +237,10 @@ class Consumers:
     def __init__(self, client: Callable[[], Client], idle_seconds: float = IDLE_SECONDS) -> None:
         """`client` returns the client to use."""
         self.idle_seconds = idle_seconds
+        self.limit = TokenLimit(
+            CONSUMERS_MAX, "{holder} has {most} open subscriptions: close some, or end their processes"
+        )
+        """The subscriptions of each token, those that are being opened included."""
         self._client = client
         self._open: dict[str, RemoteConsumer] = {}
         self._lock = new_lock()
@@ -249,14 +253,15 @@ class Consumers:
             QuotaExceeded: the token has too many open subscriptions.
             WorkerUnavailable: a worker was away.
         """
-        with self._lock:
-            count = sum(consumer.holder == holder for consumer in self._open.values())
-        if count >= CONSUMERS_MAX:
-            raise QuotaExceeded(f"{holder} has {count} open subscriptions: close some, or end their processes")
-        client = self._client()
-        wanted = _wanted(request)
-        info = topic_info(client, request.topic)
-        consumer = RemoteConsumer(holder, client.attach(ServedSubscription, wanted))
+        self.limit.begin(holder)
+        try:
+            client = self._client()
+            wanted = _wanted(request)
+            info = topic_info(client, request.topic)
+            consumer = RemoteConsumer(holder, client.attach(ServedSubscription, wanted))
+        except BaseException:
+            self.limit.end(holder)
+            raise
         subscription = secrets.token_hex(16)
         with self._lock:
             self._open[subscription] = consumer
@@ -279,7 +284,9 @@ class Consumers:
             answer = consumer.carry_out(request.act, request.taken)
         if isinstance(request.act, rc.EndSubscription):
             with self._lock:
-                self._open.pop(request.subscription, None)
+                ended = self._open.pop(request.subscription, None)
+            if ended is not None:
+                self.limit.end(holder)
         return answer
 
     def close_idle(self) -> None:
@@ -288,15 +295,18 @@ class Consumers:
         with self._lock:
             idle = [key for key, consumer in self._open.items() if consumer.is_idle(limit_ns)]
             ended = [self._open.pop(key) for key in idle]
-        for consumer in ended:
-            consumer.close()
+        self._close_all(ended)
 
     def close(self) -> None:
         """End all consumers."""
         with self._lock:
             ended = list(self._open.values())
             self._open.clear()
-        for consumer in ended:
+        self._close_all(ended)
+
+    def _close_all(self, consumers: Iterable[RemoteConsumer]) -> None:
+        for consumer in consumers:
+            self.limit.end(consumer.holder)
             consumer.close()
 
     def _of(self, holder: TokenHolder, subscription: str) -> RemoteConsumer:

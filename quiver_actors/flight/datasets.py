@@ -23,6 +23,7 @@ from quiver_actors.client import Client
 from quiver_actors.errors import ClosedError, ProtocolError, QuotaExceeded
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.contract import schema_bytes
+from quiver_actors.flight.token_limit import TokenLimit
 from quiver_actors.query.dataset import TopicDataset
 from quiver_actors.query.snapshot import SEGMENTS_MAX
 from quiver_actors.query.span import Bound
@@ -47,6 +48,10 @@ class Datasets:
     def __init__(self, client: Callable[[], Client], idle_seconds: float = IDLE_SECONDS) -> None:
         """`client` returns the client to use."""
         self.idle_seconds = idle_seconds
+        self.limit = TokenLimit(
+            DATASETS_MAX, "{holder} has {most} open datasets: close some, or end the programs that made them"
+        )
+        """The datasets of each token, those that are being opened included."""
         self.segments_max = SEGMENTS_MAX
         """Most segments of all open datasets of one token, unless one alone has more: each is a mapping of the server's process."""
         self._client = client
@@ -60,9 +65,25 @@ class Datasets:
             QuotaExceeded: the token has too many open datasets, or too many segments in them.
             As `Client.dataset`.
         """
-        self._check_room(holder)
+        self.limit.begin(holder)
+        try:
+            dataset = self._taken(request)
+            key = self._kept(holder, dataset)
+        except BaseException:
+            self.limit.end(holder)
+            raise
+        return rc.OpenedDataset(
+            key,
+            dataset.slot_id,
+            schema_bytes(dataset.schema),
+            schema_bytes(dataset.full_schema),
+            dataset.is_complete,
+            dataset.segment_count,
+        )
+
+    def _taken(self, request: rc.OpenDataset) -> TopicDataset:
         bounds = request.bounds
-        dataset = self._client().dataset(
+        return self._client().dataset(
             request.topic,
             request.slot,
             start=_bound(request.topic, bounds.start_ns, bounds.starts),
@@ -73,6 +94,9 @@ class Datasets:
             metadata=request.metadata,
             skip_damaged=request.skip_damaged,
         )
+
+    def _kept(self, holder: TokenHolder, dataset: TopicDataset) -> str:
+        """Keep a dataset under a new id. Raises QuotaExceeded: the token has too many segments in its datasets."""
         key = secrets.token_hex(16)
         with self._lock:
             held = sum(opened.dataset.segment_count for opened in self._open.values() if opened.holder == holder)
@@ -82,14 +106,7 @@ class Datasets:
                     f"{self.segments_max:,}; close some, or give start= or end="
                 )
             self._open[key] = _OpenedHere(holder, dataset)
-        return rc.OpenedDataset(
-            key,
-            dataset.slot_id,
-            schema_bytes(dataset.schema),
-            schema_bytes(dataset.full_schema),
-            dataset.is_complete,
-            dataset.segment_count,
-        )
+        return key
 
     def read(self, holder: TokenHolder, ticket: rc.ScanTicket) -> pa.RecordBatchReader:
         """Read rows of an open dataset.
@@ -116,7 +133,7 @@ class Datasets:
             for key in datasets:
                 opened = self._open.get(key)
                 if opened is not None and opened.holder == holder:
-                    del self._open[key]
+                    self._forget(key)
 
     def close_idle(self) -> None:
         """Forget datasets that were not scanned for too long."""
@@ -124,18 +141,17 @@ class Datasets:
         with self._lock:
             for key, opened in list(self._open.items()):
                 if not opened.scans and opened.used_ns < limit_ns:
-                    del self._open[key]
+                    self._forget(key)
 
     def close(self) -> None:
         """Forget all datasets."""
         with self._lock:
-            self._open.clear()
+            for key in list(self._open):
+                self._forget(key)
 
-    def _check_room(self, holder: TokenHolder) -> None:
-        with self._lock:
-            count = sum(opened.holder == holder for opened in self._open.values())
-        if count >= DATASETS_MAX:
-            raise QuotaExceeded(f"{holder} has {count} open datasets: close some, or end the programs that made them")
+    def _forget(self, key: str) -> None:
+        """Forget one; the caller has the lock."""
+        self.limit.end(self._open.pop(key).holder)
 
     def _scanned(self, opened: _OpenedHere, batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         with self._lock:

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from quiver_actors.base.model import SLOTS_MAX
-from quiver_actors.errors import InvalidBundle, ProtocolError
+from quiver_actors.errors import FormatError, InvalidBundle, ProtocolError
+from quiver_actors.store.segment.bodies import is_compressed
 
 FRAMES = pa.schema(
     [
@@ -90,10 +91,16 @@ def _frame(facts: pa.Scalar, slots: pa.Scalar, streams: pa.Scalar, kind: Any) ->
 def _batch(slot_id: int, stream: pa.Scalar) -> pa.RecordBatch:
     if not stream.is_valid:
         raise ProtocolError(f"nothing came for slot {slot_id}")
+    payload = stream.as_buffer()
     try:
-        with pa.ipc.open_stream(stream.as_buffer()) as reader:
+        if is_compressed(payload):
+            raise InvalidBundle(
+                f"slot {slot_id}: its batch came compressed, and nothing bounds what it becomes: send it uncompressed, as the client of "
+                "this version does"
+            )
+        with pa.ipc.open_stream(payload) as reader:
             (batch,) = reader
         batch.validate(full=True)
-    except (pa.ArrowException, ValueError, OSError, EOFError) as error:
+    except (FormatError, pa.ArrowException, ValueError, OSError, EOFError) as error:
         raise InvalidBundle(f"slot {slot_id}: it is not one Arrow batch: {error}") from error
     return batch

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
+from quiver_actors.base.config.tree import ServeSettings
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.base.units import SECOND_NS
@@ -60,15 +61,27 @@ from quiver_actors.transactions import Token
 HOLD_IDLE_SECONDS = 60.0
 _CHECK_LOOK_SECONDS = 0.02
 _PREPARING_SECONDS = 10.0
+_DEFAULTS = ServeSettings()
 
 
 class LocalNode:
     """A node of this host, reached through its workers' sockets. Several threads may call its methods."""
 
-    def __init__(self, name: str, client: Callable[[], Client], status: TellStatus = tell_nothing) -> None:
-        """`client` returns the client to use; asked anew for each request, so that it may be replaced. `status`: how the node is."""
+    def __init__(
+        self,
+        name: str,
+        client: Callable[[], Client],
+        status: TellStatus = tell_nothing,
+        settings: ServeSettings = _DEFAULTS,
+    ) -> None:
+        """
+        Args:
+            client: returns the client to use; asked anew for each request, so that it may be replaced.
+            status: how the node is.
+            settings: what statements of other hosts may use.
+        """
         self.name = name
-        self.tables = NodeTables(client)
+        self.tables = NodeTables(client, settings)
         self.remote_clients = RemoteClients(name, client, status)
         self._client = client
         self._holds: dict[tuple[str, str], _KeptHold] = {}

@@ -1,30 +1,12 @@
-"""How a node is, as a remote client is told it: the document of `quiver status --json`, as far as the token's topics go."""
+"""What a remote client is told of how a node is: the document of `quiver status --json`, as far as the token's topics go."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from quiver_actors.base.notebook import table_html
-
 _NAMES_ANY_TOPIC = ("problems", "warnings", "advice")
 """Texts about the node, which may name any topic."""
-
-
-class NodeStatus(dict[str, Any]):
-    """The document of `quiver status --json` (docs/cli.md); notebooks show its state, workers and topics as a table."""
-
-    def _repr_html_(self) -> str:
-        node = self.get("node", {})
-        rows = [
-            *((f"worker {each['core']}", each["state"], "") for each in self.get("workers", ())),
-            *(
-                (f"topic {each['topic']}, core {each['core']}", each["state"], f"{each['bundles_in']:,} bundles in")
-                for each in self.get("engines", ())
-            ),
-            *((text, "", "") for name in ("problems", "warnings") for text in node.get(name, ())),
-        ]
-        return table_html(f"Node: {node.get('state')}", ("what", "state", ""), rows)
 
 
 def visible(document: dict[str, Any], sees: Callable[[str], bool]) -> dict[str, Any]:

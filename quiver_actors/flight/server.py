@@ -18,8 +18,8 @@ from quiver_actors.base.rights import TokenHolder
 from quiver_actors.errors import ProtocolError
 from quiver_actors.flight.callers import (
     MIDDLEWARE,
-    CallLimit,
     TokenCheck,
+    call_limit,
     check_allowed,
     explained,
     explaining,
@@ -85,7 +85,7 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         Raises:
             OSError: the address cannot be listened on.
         """
-        self.calls = CallLimit()
+        self.calls = call_limit()
         """The calls of each token that are under way."""
         super().__init__(
             location,

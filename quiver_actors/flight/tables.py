@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from quiver_actors.base.config.tree import ServeSettings
 from quiver_actors.base.model import SlotTable
 from quiver_actors.base.rights import TokenHolder, Verdict, require, verdict
 from quiver_actors.base.widening import SchemaConflict, unambiguous, widen
@@ -21,6 +22,7 @@ from quiver_actors.errors import ProtocolError
 from quiver_actors.flight.callers import check_allowed
 from quiver_actors.flight.contract import SqlTicket, TableTicket
 from quiver_actors.flight.remote_contract import RemoteTicket
+from quiver_actors.flight.statements import Statements
 from quiver_actors.query.schemas import filterable
 from quiver_actors.query.snapshot import names_of
 
@@ -30,9 +32,10 @@ _READS = "flight.TableTicket"
 class NodeTables:
     """The flights of one node. Several threads may call its methods."""
 
-    def __init__(self, client: Callable[[], Client]) -> None:
+    def __init__(self, client: Callable[[], Client], settings: ServeSettings) -> None:
         """`client` returns the client to use."""
         self._client = client
+        self._statements = Statements(settings)
 
     def flights(self, holder: TokenHolder) -> Iterator[fl.FlightInfo]:
         """Describe everything that is stored of the topics that the caller may read. Raises NotAllowed where its role reads none."""
@@ -52,6 +55,7 @@ class NodeTables:
         Raises:
             NotAllowed: the caller may not read it.
             UnknownTopic, UnknownSlot, UsageError: there is no such flight, or the statement is wrong.
+            QueryLimit: the statement needs more memory or time than it may use. QuotaExceeded: too many are under way.
             ProtocolError: the descriptor is neither a path nor a command.
         """
         if descriptor.descriptor_type == fl.DescriptorType.CMD:
@@ -74,7 +78,8 @@ class NodeTables:
         return self._client().dataset(ticket.topic, ticket.slot).scanner().to_reader()
 
     def _sql(self, holder: TokenHolder, statement: str) -> pa.RecordBatchReader:
-        return self._client().sql(statement, topics=self._readable_topics(holder))
+        topics = self._readable_topics(holder)
+        return self._statements.run(holder, lambda limits: self._client().sql(statement, topics=topics, limits=limits))
 
     def _readable_topics(self, holder: TokenHolder) -> list[str]:
         require(holder, holder.role, _READS, "any topic")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import re
+import threading
 
 import pyarrow as pa
 
+from quiver_actors.query.limits import SqlLimits
 from quiver_actors.query.material import NODE_SCHEMA, Material
 from quiver_actors.query.rows import Rows
 from quiver_actors.query.schemas import slots_of, stored_schema
@@ -21,7 +22,13 @@ _COLUMN = {"duckdb": "count_star()", "datafusion": "count(*)"}
 
 
 def answer_of(
-    engine: str, statement: str, material: Material, *, skip_damaged: bool, progress: Progress | None = None
+    engine: str,
+    statement: str,
+    material: Material,
+    *,
+    skip_damaged: bool,
+    progress: Progress | None = None,
+    limits: SqlLimits | None = None,
 ) -> pa.RecordBatchReader:
     """Run a statement and return its rows, which are computed as they are read. Raises as `run_statement` and `tables_of`."""
     if progress is not None:
@@ -32,19 +39,22 @@ def answer_of(
     from quiver_actors.query.engines import run_statement
     from quiver_actors.query.sql import tables_of
 
-    return run_statement(engine, statement, tables_of(statement, material, skip_damaged=skip_damaged))
+    return run_statement(engine, statement, tables_of(statement, material, skip_damaged=skip_damaged), limits)
 
 
 def _watched(material: Material, progress: Progress) -> Material:
-    """The same material, whose segments are counted when they have been read."""
-    total = sum(len(snapshot.parts) for snapshot in material.snapshots.values())
-    done = itertools.count(1)
+    """The same material, whose bytes are counted when they have been read."""
+    total_bytes = sum(part.size_bytes for snapshot in material.snapshots.values() for part in snapshot.parts)
+    done_bytes, lock = 0, threading.Lock()
 
-    def count_one() -> None:
-        # A table that a statement names twice is read twice.
-        progress(min(next(done), total), total)
+    def count(size_bytes: int) -> None:
+        nonlocal done_bytes
+        with lock:
+            # A table that a statement names twice is read twice.
+            done_bytes = min(done_bytes + size_bytes, total_bytes)
+            progress(done_bytes, total_bytes)
 
-    snapshots = {topic: each._replace(tell_read=count_one) for topic, each in material.snapshots.items()}
+    snapshots = {topic: each._replace(tell_read=count) for topic, each in material.snapshots.items()}
     return material._replace(snapshots=snapshots)
 
 

@@ -5,19 +5,19 @@ An engine is a function of a statement and tables. Packages of engines are loade
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from quiver_actors.errors import QuiverError, UsageError
+from quiver_actors.errors import QueryLimit, QuiverError, UsageError
 from quiver_actors.query.dataset import TopicDataset
+from quiver_actors.query.limits import SqlLimits, Statement, local_limits
 
-_MEMORY_SHARE = 4
-"""DuckDB may use the machine's memory divided by this: it runs beside the workers, and spills nothing to files."""
 _ROWS_AT_ONCE = 65_536
+_OUT_OF_MEMORY = "Out of Memory Error"
+"""DuckDB's words; while rows are read, its error comes as text."""
 
 
 class Table(NamedTuple):
@@ -31,64 +31,63 @@ class Table(NamedTuple):
         return self.name if self.schema is None else f"{self.schema}.{self.name}"
 
 
-Engine: TypeAlias = Callable[[str, Sequence[Table]], pa.RecordBatchReader]
+Engine: TypeAlias = Callable[[str, Sequence[Table], SqlLimits], pa.RecordBatchReader]
 
 
-def run_statement(engine: str, statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:
+def run_statement(
+    engine: str, statement: str, tables: Sequence[Table], limits: SqlLimits | None = None
+) -> pa.RecordBatchReader:
     """Run a statement and return its rows, which are computed as they are read.
 
+    Args:
+        limits: what it may use; None: as much as one in the caller's own process.
+
     Raises:
+        QueryLimit: it needs more; also while rows are read.
         UsageError: there is no such engine, its package is not installed, or it refuses the statement; the last also while rows are read.
         FormatError, DataLost, UnsupportedType: stored bundles cannot be read, also while rows are read.
     """
     run = ENGINES.get(engine)
     if run is None:
         raise UsageError(f"engine {engine!r} is unknown: expected one of {', '.join(ENGINES)}")
+    limits = limits or local_limits()
     try:
-        reader = run(statement, tables)
+        reader = run(statement, tables, limits)
     except QuiverError:
         raise
     except ImportError as error:
         raise UsageError(f"SQL with {engine} needs an extra: pip install 'quiver-actors[query]'") from error
     except Exception as error:
-        raise _explained(engine, error, tables) from error
-    return pa.RecordBatchReader.from_batches(reader.schema, _explaining(engine, reader, tables))
+        raise _explained(engine, error, tables, limits) from error
+    return pa.RecordBatchReader.from_batches(reader.schema, _explaining(engine, reader, tables, limits))
 
 
-def _explaining(engine: str, reader: pa.RecordBatchReader, tables: Sequence[Table]) -> Iterator[pa.RecordBatch]:
+def _explaining(
+    engine: str, reader: pa.RecordBatchReader, tables: Sequence[Table], limits: SqlLimits
+) -> Iterator[pa.RecordBatch]:
     try:
         yield from reader
+    except QueryLimit:
+        raise
     except Exception as error:
-        raise _explained(engine, error, tables) from error
+        raise _explained(engine, error, tables, limits) from error
 
 
-def _explained(engine: str, error: Exception, tables: Sequence[Table]) -> QuiverError:
+def _explained(engine: str, error: Exception, tables: Sequence[Table], limits: SqlLimits) -> QuiverError:
     """Return the error of a table that could not be read, which engines pass on as text only; otherwise the engine's own error."""
+    if _OUT_OF_MEMORY in str(error):
+        return limits.out_of_memory()
     failures = [each.content.failure for each in tables if isinstance(each.content, TopicDataset)]
     found = next((failure for failure in failures if failure is not None), None)
     known = f"; tables: {', '.join(map(str, tables))}" if tables else ""
     return found or UsageError(f"{engine} cannot run the statement{known}: {error}")
 
 
-def _duckdb(statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:
+def _duckdb(statement: str, tables: Sequence[Table], limits: SqlLimits) -> pa.RecordBatchReader:
     import duckdb
 
     _check_letters(statement, tables)
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE
-    closed = dict.fromkeys(
-        (
-            "enable_external_access",
-            "autoinstall_known_extensions",
-            "autoload_known_extensions",
-            "python_enable_replacements",
-        ),
-        "false",
-    )
-    connection = duckdb.connect(":memory:", config={**closed, "temp_directory": "", "memory_limit": f"{memory_bytes}B"})
-    # Without it, DuckDB lets a statement read and write the files `:memory:` and `:memory:.wal` of the working directory.
-    connection.execute("SET disabled_filesystems = 'LocalFileSystem'")
-    connection.execute("SET secret_directory = ''")  # its default tells the user's home
-    connection.execute("SET TimeZone = 'UTC'")
+    connection = _closed_duckdb(limits.memory_bytes)
     for number, table in enumerate(tables):
         connection.register(f"_quiver_{number}", table.content)
         schema = "main" if table.schema is None else table.schema
@@ -99,8 +98,25 @@ def _duckdb(statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:
     statements = connection.extract_statements(statement)
     if len(statements) != 1 or statements[0].type not in reading:
         raise UsageError("expected one statement that reads, such as SELECT, DESCRIBE, SUMMARIZE or EXPLAIN")
-    reader: Any = connection.sql(statement).to_arrow_reader(_ROWS_AT_ONCE)
-    return reader
+    running = Statement(limits, connection.interrupt)
+    return running.begin(lambda: connection.sql(statement).to_arrow_reader(_ROWS_AT_ONCE))
+
+
+def _closed_duckdb(memory_bytes: int) -> Any:
+    """Return a connection to an empty database that reaches neither files nor the network, and tells no path of this host."""
+    import duckdb
+
+    closed = dict.fromkeys(
+        ("autoinstall_known_extensions", "autoload_known_extensions", "python_enable_replacements"), "false"
+    )
+    connection = duckdb.connect(":memory:", config={**closed, "temp_directory": "", "memory_limit": f"{memory_bytes}B"})
+    # Without it, DuckDB lets a statement read and write the files `:memory:` and `:memory:.wal` of the working directory.
+    connection.execute("SET disabled_filesystems = 'LocalFileSystem'")
+    connection.execute("SET secret_directory = ''")  # its default tells the user's home
+    # Not among the options above: then the setting allowed_paths would tell the working directory.
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
 
 
 def _check_letters(statement: str, tables: Sequence[Table]) -> None:
@@ -117,12 +133,14 @@ def _check_letters(statement: str, tables: Sequence[Table]) -> None:
                 )
 
 
-def _datafusion(statement: str, tables: Sequence[Table]) -> pa.RecordBatchReader:
+def _datafusion(statement: str, tables: Sequence[Table], limits: SqlLimits) -> pa.RecordBatchReader:
     import pyarrow.dataset as ds
     from datafusion import SessionContext, SQLOptions
     from datafusion.catalog import Schema
     from datafusion.catalog import Table as CatalogTable
 
+    if limits.timeout_seconds:
+        raise UsageError("a time limit needs the engine duckdb")
     context = SessionContext()
     catalog = context.catalog()
     schemas = {"": catalog.schema()}

@@ -78,7 +78,7 @@ class Rows:
                 for indexes, batch, rows_each in self._read(part, names):
                     if batch.num_rows:
                         yield _placed(self._conformed(batch, wanted, part), schema, part, indexes, rows_each)
-            self.snapshot.tell_read()
+            self.snapshot.tell_read(part.size_bytes)
 
     def known_row_count(self, part: SnapshotPart) -> int | None:
         """Return how many rows a part has, by the table of contents of its segment; None: its bundles have to be read for it.

@@ -78,11 +78,11 @@ def tell_nobody(counts: Mapping[int, int]) -> None:
 
 
 Progress: TypeAlias = Callable[[int, int], object]
-"""Is told how many segments have been read, and how many the topics of a statement have; some of these may be left out. Is called from any
-thread, must return at once, and must not raise."""
+"""Is told how many bytes of segments have been read, and how many the topics of a statement have; some of these may be left out. Is called
+from any thread, must return at once, and must not raise."""
 
 
-def note_nothing() -> None:
+def note_nothing(size_bytes: int) -> None:
     """Do nothing: nobody counts what is read."""
 
 
@@ -99,6 +99,8 @@ class SnapshotPart(NamedTuple):
     bundles: PinnedBundles
     statistics: Sequence[SchemaStatistics] | None = None
     """One for each schema of the segment; None: not known."""
+    size_bytes: int = 0
+    """Their part of the segment's bytes; 0: not known."""
 
     def __str__(self) -> str:
         return f"segment {self.segment_seq} of core {self.core}"
@@ -115,8 +117,8 @@ class Snapshot(NamedTuple):
     event_time: str = ""
     """The topic's column of event times; empty: there is none."""
     tell_pruned: TellPruned = tell_nobody
-    tell_read: Callable[[], None] = note_nothing
-    """Is called when a part has been read, from any thread."""
+    tell_read: Callable[[int], None] = note_nothing
+    """Is called with the bytes of a part when it has been read, from any thread."""
 
 
 def names_of(table: SlotTable, slot_ids: Iterable[int]) -> list[str]:

@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quiver_actors.errors import error_classes
+from quiver_actors.base.error_codes import error_classes
 from tests.crash.producer import IDEMPOTENT
 
 Bundle = tuple[int, int]

@@ -10,8 +10,8 @@ import pytest
 import quiver_actors.client.archived
 import quiver_actors.forward
 import quiver_actors.store.objects.errors  # noqa: F401 - their errors are errors, too
-from quiver_actors.cli.documents.status_document import WORST_FIRST
-from quiver_actors.errors import error_classes
+from quiver_actors.base.error_codes import error_classes
+from quiver_actors.store.status.status_document import WORST_FIRST
 from quiver_actors.supervisor.exitcodes import ExitCode
 from tests.docs.pages import ROOT
 

@@ -17,13 +17,13 @@ import pytest
 
 from quiver_actors.base.model import BundleId, Receipt
 from quiver_actors.base.units import KIB, MIB
-from quiver_actors.cli.documents.status_document import StatusView
-from quiver_actors.cli.documents.status_view import attach_page, take_status
 from quiver_actors.client import Client, Delivery, GapNotice, GapSubscription, Subscription
 from quiver_actors.errors import PushTimeout, Throttled
 from quiver_actors.node.worker.load import memory_taken
 from quiver_actors.shm.counters import CountersPage
 from quiver_actors.store.retention.pressure import LADDER, Signals, pressure_of
+from quiver_actors.store.status.status_document import StatusView
+from quiver_actors.store.status.status_view import attach_page, take_status
 from quiver_actors.supervisor.figures import (
     NODE_STORAGE_ROW,
     QUOTA_ROW,

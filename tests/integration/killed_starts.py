@@ -15,9 +15,9 @@ from itertools import count
 from types import FrameType
 
 from quiver_actors.base.config import NodeSettings, TopicSettings
-from quiver_actors.cli.documents import status_view
 from quiver_actors.errors import NotRunning
 from quiver_actors.node import composition, leftovers
+from quiver_actors.store.status import status_view
 from quiver_actors.supervisor import loop
 
 MODULES = frozenset(module.__file__ for module in (composition, leftovers, loop))

@@ -10,12 +10,12 @@ import pytest
 
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.units import MIB
-from quiver_actors.cli.documents.status_view import attach_page
 from quiver_actors.cli.storage import opened
 from quiver_actors.client import Client
 from quiver_actors.errors import QuiverError
 from quiver_actors.store.inspection.findings import has_damage
 from quiver_actors.store.inspection.verification import Totals, verify
+from quiver_actors.store.status.status_view import attach_page
 from tests.integration.capped_node import DEADLINE_SECONDS, bundle, config, consume, note, sampling, wait_until
 from tests.integration.client_node import ClientNode, client_node
 

@@ -10,9 +10,9 @@ import pytest
 
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.units import KIB, MIB
-from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.client import Client
 from quiver_actors.errors import ConfigError, Throttled
+from quiver_actors.store.status.status_view import take_status
 from quiver_actors.supervisor.measure import measure
 from tests.integration.capped_node import STEP, bundle, config, drain, key_of, push_answered, wait_until
 from tests.integration.client_node import ClientNode, client_node

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.client import Client, Subscription
+from quiver_actors.store.status.status_view import take_status
 from tests.integration.capped_node import bundle, config, wait_until
 from tests.integration.client_node import ClientNode, client_node, take
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.client import Client
+from quiver_actors.store.status.status_view import take_status
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, consume_until, numbers
 from tests.integration.node_process import run_quiver

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.client import Client, connect
 from quiver_actors.errors import UsageError
 from quiver_actors.spark import read_local, use
 from quiver_actors.spark.options import READ, parse_options
 from quiver_actors.spark.reader import TopicPartition, TopicReader, stored_schema
+from quiver_actors.store.status.status_view import take_status
 from tests.integration.spark_node import Node, micro_batch, wait_until
 
 if TYPE_CHECKING:

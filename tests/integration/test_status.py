@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from quiver_actors.base.metrics.figures import EngineFigure
-from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.node.leftovers import is_asked_for
+from quiver_actors.store.status.status_view import take_status
 from tests.integration.node_process import ROOT, Directories, NodeProcess, command_line, named_memory, run_quiver
 from tests.unit.node.worker.harness import until
 

@@ -18,10 +18,10 @@ import pytest
 
 from quiver_actors.base.protocol import messages as m
 from quiver_actors.base.protocol import topic_requests as requests
-from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.cli.main import main
 from quiver_actors.cli.web.server import MetricsServer, parse_address
 from quiver_actors.errors import NotAllowed, NotRunning, QuotaExceeded, UsageError
+from quiver_actors.store.status.status_view import take_status
 from quiver_actors.supervisor import control
 from quiver_actors.supervisor.errors import ControlError
 from tests.integration.client_node import ClientNode, client_node, numbers

@@ -30,8 +30,8 @@ HELD = (
 FACADES = {"quiver_actors/aio/client.py Client"}
 """One method for each thing that a user may ask for."""
 RECORDS = {
-    "quiver_actors/cli/documents/status_document.py EngineView",
-    "quiver_actors/cli/documents/status_document.py SubscriberView",
+    "quiver_actors/store/status/status_document.py EngineView",
+    "quiver_actors/store/status/status_document.py SubscriberView",
     "quiver_actors/spark/options.py SourceOptions",
     "quiver_actors/store/engine/engine_figures.py EngineFigures",
 }

@@ -150,6 +150,24 @@ _NODE = (
         "topics that it is for, none for all of them. docs/security.md says what each role may do.",
     ),
     Setting(
+        key="serve.memory", field="serve.memory_bytes", kind=SIZE, scope=Scope.NODE, live=False, minimum=0,
+        about="Most memory that `quiver serve --config` uses for Arrow data, above all for what pushes become when they are decompressed. "
+        "0: a quarter of the machine's memory, at least 1 GiB.",
+    ),
+    Setting(
+        key="serve.sql_memory", field="serve.sql_memory_bytes", kind=SIZE, scope=Scope.NODE, live=False, minimum=0,
+        about="Most memory that the SQL statements of other hosts use together. 0: a quarter of the machine's memory.",
+    ),
+    Setting(
+        key="serve.sql_statements", field="serve.sql_statements", kind=INTEGER, scope=Scope.NODE, live=False, minimum=1, maximum=64,
+        about="SQL statements of other hosts that run at a time, each with an equal share of serve.sql_memory; others wait. Of more than "
+        "one, a token may have all but one.",
+    ),
+    Setting(
+        key="serve.sql_timeout", field="serve.sql_timeout_ns", kind=DURATION, scope=Scope.NODE, live=False, minimum=0,
+        about="Most time of a SQL statement of another host, from its start until its last row has been read. 0: no limit.",
+    ),
+    Setting(
         key="archive.url", field="archive.url", kind=TEXT, scope=Scope.NODE, live=False,
         about="Object store that sealed segments are copied into: s3://, gs://, az:// with bucket and prefix, or file:///directory. Empty: "
         "none. Credentials are found where the provider's tools look (docs/archive.md).",

@@ -218,6 +218,14 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: dict[str, TokenSettings] = {}
     """Tokens by name."""
+    memory_bytes: int = 0
+    """Most memory for Arrow data; 0: a quarter of the machine's, at least 1 GiB."""
+    sql_memory_bytes: int = 0
+    """Most memory of all SQL statements together; 0: a quarter of the machine's."""
+    sql_statements: int = 4
+    """SQL statements at a time; each may use an equal share of their memory."""
+    sql_timeout_ns: int = 300 * SECOND_NS
+    """Most time of one statement, from its start until its last row was read; 0: no limit."""
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from quiver_actors.base.error_codes import error_classes
 from quiver_actors.base.topics import Deletion, Topic
 from quiver_actors.base.trust import supervisor_check
-from quiver_actors.errors import NotRunning, QuiverError, WorkerUnavailable, error_classes
+from quiver_actors.errors import NotRunning, QuiverError, WorkerUnavailable
 from quiver_actors.supervisor import control
 from quiver_actors.supervisor.errors import ControlError
 

@@ -129,7 +129,7 @@ def _ask(where: str, wish: str) -> None:
         ControlError: it does not answer.
     """
     from quiver_actors.base.trust import supervisor_check
-    from quiver_actors.cli.documents.status_view import take_status
+    from quiver_actors.store.status.status_view import take_status
     from quiver_actors.supervisor import control
     from quiver_actors.supervisor.errors import ControlError
 
@@ -150,7 +150,7 @@ def _wait_resolved(where: str, deadline_ns: int, line: StatusLine) -> Backlog:
         NotRunning: the node ended meanwhile.
     """
     from quiver_actors.cli.documents.backlog import backlog_of
-    from quiver_actors.cli.documents.status_view import take_status
+    from quiver_actors.store.status.status_view import take_status
 
     while True:
         status = take_status(where)
@@ -165,7 +165,7 @@ def _wait_resolved(where: str, deadline_ns: int, line: StatusLine) -> Backlog:
 
 def _tell_staged(where: str) -> int:
     """How many prepared bundles of transactions stay in the node's directories: somebody may have decided that they are to be seen."""
-    from quiver_actors.cli.documents.status_view import take_status
+    from quiver_actors.store.status.status_view import take_status
 
     stages = sum(engine.prepared_stages for engine in take_status(where).engines)
     if stages:
@@ -198,9 +198,9 @@ def _leave(where: str, directory: MemberDirectory) -> None:
 
 def _stop(where: str) -> list[str]:
     """Have the node end and wait until it has; returns what went wrong."""
-    from quiver_actors.cli.documents.node_page import SUPERVISOR_LOCK
-    from quiver_actors.cli.documents.status_view import attach_page, worker_exits
     from quiver_actors.shm.liveness import holder_alive
+    from quiver_actors.store.status.node_page import SUPERVISOR_LOCK
+    from quiver_actors.store.status.status_view import attach_page, worker_exits
 
     lock = os.path.join(where, SUPERVISOR_LOCK)
     # Attached before the end: the name goes with the node, the figures stay as long as somebody has them.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from quiver_actors.base.units import format_size
 from quiver_actors.cli import archives, run_dir
 from quiver_actors.cli.durations import positive_duration_seconds
 from quiver_actors.cli.lean_arrow import load_lean_arrow
@@ -148,8 +149,8 @@ def _show(client: Any, arguments: argparse.Namespace, form: str) -> None:
         print(f"{arguments.output}: {row_count:,} rows")
 
 
-def _say(line: StatusLine, done: int, total: int) -> None:
-    line.say(f"{done:,} of {total:,} segments read")
+def _say(line: StatusLine, done_bytes: int, total_bytes: int) -> None:
+    line.say(f"{format_size(done_bytes)} of {format_size(total_bytes)} read")
 
 
 def _until_read(reader: Any, line: StatusLine) -> Any:

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from quiver_actors.base.config.tree import ServeSettings
 from quiver_actors.cli import run_dir
-from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.errors import ConfigError, DiskError, UsageError
+from quiver_actors.flight.arrow_memory import bound_arrow_memory, default_bytes
+from quiver_actors.store.status.node_status import node_status
 
 if TYPE_CHECKING:
     from quiver_actors.base.rights import TokenHolder
@@ -88,6 +88,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve the node to other hosts until a signal ends it; returns the exit code."""
+    settings = _settings(arguments.config)
+    bound_arrow_memory(settings.memory_bytes or default_bytes())
     import pyarrow as pa
 
     from quiver_actors.client import connect
@@ -101,12 +103,12 @@ def run(arguments: argparse.Namespace) -> int:
     directory = _directory(arguments.nodes or os.environ.get("QUIVER_NODES"))
     if arguments.leave:
         return _leave(arguments, directory)
-    holders = _holders(arguments)
+    holders = _holders(arguments, settings)
     certificate = _certificate(arguments.tls_cert, arguments.tls_key)
     scheme = "grpc" if certificate is None else "grpc+tls"
     _check_reach(arguments, host, has_token=bool(holders), has_tls=certificate is not None)
     with connect(run_dir.find_run_dir(arguments), timeout=60.0) as client:
-        node = LocalNode(client.node, lambda: client, partial(_status, client.run_dir))
+        node = LocalNode(client.node, lambda: client, partial(_status, client.run_dir), settings)
         try:
             server = NodeServer(node, f"{scheme}://{host}:{port}", holders=holders, tls_certificate=certificate)
         except pa.ArrowException as error:
@@ -126,8 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _status(where: str) -> dict[str, Any]:
     """How the node is. Raises NotRunning."""
-    found: dict[str, Any] = msgspec.to_builtins(take_status(where))
-    return found
+    return node_status(where)
 
 
 def _leave(arguments: argparse.Namespace, directory: MemberDirectory | None) -> int:
@@ -163,13 +164,18 @@ def _member(node: str, scheme: str, host: str, port: int) -> Member:
     return Member(node, f"{scheme}://{reached}:{port}", (reached,))
 
 
-def _holders(arguments: argparse.Namespace) -> dict[str, TokenHolder]:
-    """Return the token holders by token: those of the configuration, and the one holder that may do everything."""
+def _settings(config: str | None) -> ServeSettings:
     from quiver_actors.base.config import load_config
+
+    return load_config(config).serve if config else ServeSettings()
+
+
+def _holders(arguments: argparse.Namespace, settings: ServeSettings) -> dict[str, TokenHolder]:
+    """Return the token holders by token: those of the configuration, and the one holder that may do everything."""
     from quiver_actors.flight.callers import EVERYBODY, holders_of
     from quiver_actors.flight.token_file import read_token
 
-    found = holders_of(load_config(arguments.config).serve.tokens if arguments.config else {})
+    found = holders_of(settings.tokens)
     path, text = arguments.token_file, os.environ.get("QUIVER_TOKEN")
     if path is not None:
         text = read_token(path)

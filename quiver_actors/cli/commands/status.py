@@ -17,7 +17,7 @@ from quiver_actors.cli.watch import add_watch, watching
 from quiver_actors.errors import NotRunning, UsageError
 
 if TYPE_CHECKING:
-    from quiver_actors.cli.documents.status_document import StatusView
+    from quiver_actors.store.status.status_document import StatusView
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -109,7 +109,7 @@ def _is_live_view(arguments: argparse.Namespace) -> bool:
 
 
 def _take(where: str) -> StatusView:
-    from quiver_actors.cli.documents.status_view import take_status
+    from quiver_actors.store.status.status_view import take_status
 
     return take_status(where)
 

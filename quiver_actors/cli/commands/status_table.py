@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from quiver_actors.base.units import format_duration, format_size
-from quiver_actors.cli.documents.archive_view import archive_lines
-from quiver_actors.cli.documents.status_document import (
+from quiver_actors.store.status.archive_view import archive_lines
+from quiver_actors.store.status.status_document import (
     EngineView,
     ErrorView,
     NodeView,
@@ -16,7 +16,7 @@ from quiver_actors.cli.documents.status_document import (
     WorkerView,
     severity,
 )
-from quiver_actors.cli.documents.status_storage import kept_lines
+from quiver_actors.store.status.status_storage import kept_lines
 
 if TYPE_CHECKING:
     from quiver_actors.cli.documents.backlog import BehindView

@@ -22,8 +22,8 @@ from quiver_actors.errors import NotRunning, UnknownSubscriber, UsageError
 if TYPE_CHECKING:
     from quiver_actors.base.protocol.messages import SubscriberInfo
     from quiver_actors.cli.documents.backlog import BehindView
-    from quiver_actors.cli.documents.status_document import StatusView
     from quiver_actors.client import Client
+    from quiver_actors.store.status.status_document import StatusView
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -192,7 +192,7 @@ def _look(arguments: argparse.Namespace) -> StatusView:
 
 
 def _taken(arguments: argparse.Namespace) -> StatusView:
-    from quiver_actors.cli.documents.status_view import take_status
+    from quiver_actors.store.status.status_view import take_status
 
     if arguments.data_dir is not None:
         from quiver_actors.cli.documents.store_status import status_of_directory

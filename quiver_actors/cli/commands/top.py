@@ -20,7 +20,7 @@ from quiver_actors.supervisor.exitcodes import ExitCode
 if TYPE_CHECKING:
     from quiver_actors.cli.documents.load_view import NodeLoad
     from quiver_actors.cli.documents.rates import SubscriberRates, TopicRates
-    from quiver_actors.cli.documents.status_document import StatusView
+    from quiver_actors.store.status.status_document import StatusView
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -140,7 +140,7 @@ class TopView:
         from rich.text import Text
 
         from quiver_actors.cli.documents.load_view import take_load
-        from quiver_actors.cli.documents.status_view import take_status
+        from quiver_actors.store.status.status_view import take_status
 
         try:
             status, load = take_status(self._where), take_load(self._where)

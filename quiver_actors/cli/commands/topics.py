@@ -180,7 +180,7 @@ def _look_at_settings(arguments: argparse.Namespace) -> int:
 
 def _disk_of(arguments: argparse.Namespace) -> tuple[int | None, int | None]:
     """Disk usage of a topic, and its limit. None: not for this user to see; no limit of its own."""
-    from quiver_actors.cli.documents.status_view import take_status
+    from quiver_actors.store.status.status_view import take_status
 
     try:
         status = take_status(run_dir.find_run_dir(arguments))
@@ -220,7 +220,7 @@ def _set(arguments: argparse.Namespace) -> int:
 
 def _delete(arguments: argparse.Namespace) -> int:
     from quiver_actors.base.protocol.topic_requests import Delete, list_topics
-    from quiver_actors.cli.documents.status_view import take_status
+    from quiver_actors.store.status.status_view import take_status
 
     where = run_dir.find_run_dir(arguments)
     reply = list_topics(where)

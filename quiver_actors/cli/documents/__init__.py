@@ -1,1 +1,1 @@
-"""The documents that `quiver status`, `quiver top`, the page and the metrics show: figures read from the counters page, as plain values."""
+"""What commands make of the document of a node (`store.status`): rates, loads, backlogs, and JSON."""

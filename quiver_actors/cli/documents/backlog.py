@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from quiver_actors.base.units import format_duration
-from quiver_actors.cli.documents.status_document import EngineView, StatusView, SubscriberView, WorkerView
+from quiver_actors.store.status.status_document import EngineView, StatusView, SubscriberView, WorkerView
 
 SPARK_PREFIX = "spark-"
 """Prefix of subscribers of streaming queries that were given no name."""

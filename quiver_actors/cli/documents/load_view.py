@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quiver_actors.cli.documents.status_view import attach_page
+from quiver_actors.store.status.status_view import attach_page
 from quiver_actors.supervisor.figures import (
     NO_LIMIT,
     NODE_STORAGE_ROW,

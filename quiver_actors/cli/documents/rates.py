@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from quiver_actors.cli.documents.status_document import EngineView, StatusView, worst
+from quiver_actors.store.status.status_document import EngineView, StatusView, worst
 
 SAMPLES_KEPT = 60
 _BARS = " ▁▂▃▄▅▆▇█"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from quiver_actors.cli.documents.status_document import StatusView
-from quiver_actors.cli.documents.status_view import status_from
 from quiver_actors.cli.run_dir import open_data_dir
+from quiver_actors.store.status.status_document import StatusView
+from quiver_actors.store.status.status_view import status_from
 
 
 def status_of_directory(path: str) -> StatusView:

@@ -9,10 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from quiver_actors.base.metrics.latency import BUCKET_LIMITS_NS
-from quiver_actors.cli.documents.status_document import WORST_FIRST, LatencyView, StatusView
-from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.cli.web.metric_table import TABLES, Kind, Metric
 from quiver_actors.errors import NotRunning
+from quiver_actors.store.status.status_document import WORST_FIRST, LatencyView, StatusView
+from quiver_actors.store.status.status_view import take_status
 
 _SECONDS = 1e-9
 

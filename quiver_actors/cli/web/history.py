@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from quiver_actors.cli.documents.status_document import EngineView, StatusView, SubscriberView
 from quiver_actors.cli.web.place_history import (
     SubscriberSample,
     TopicSample,
@@ -22,6 +21,7 @@ from quiver_actors.cli.web.place_history import (
 )
 from quiver_actors.errors import QuiverError
 from quiver_actors.shm.errors import ShmError
+from quiver_actors.store.status.status_document import EngineView, StatusView, SubscriberView
 
 SAMPLE_INTERVAL_SECONDS = 5.0
 SAMPLES_MAX = 180

@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from quiver_actors.cli.documents.archive_view import ArchiveStreamView, ArchiveView
-from quiver_actors.cli.documents.status_document import EngineView, SubscriberView, WorkerView
-from quiver_actors.cli.documents.status_storage import CoreStorageView, LossView, RetentionView, ShareView
+from quiver_actors.store.status.archive_view import ArchiveStreamView, ArchiveView
+from quiver_actors.store.status.status_document import EngineView, SubscriberView, WorkerView
+from quiver_actors.store.status.status_storage import CoreStorageView, LossView, RetentionView, ShareView
 
 
 class Kind(enum.Enum):

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from quiver_actors.cli.documents.status_document import EngineView, StatusView, SubscriberView
+from quiver_actors.store.status.status_document import EngineView, StatusView, SubscriberView
 
 PLACES_MAX = 100
 """Topics, and subscribers, that one sample keeps: the busiest."""

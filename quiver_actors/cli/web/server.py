@@ -29,7 +29,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from quiver_actors.base.units import SECOND_NS
-from quiver_actors.cli.documents.status_view import take_status
 from quiver_actors.cli.web.collector import NodeCollector
 from quiver_actors.cli.web.history import SAMPLE_INTERVAL_SECONDS, SAMPLES_MAX, Sampler, node_series
 from quiver_actors.cli.web.history_file import load_history, save_history
@@ -37,6 +36,7 @@ from quiver_actors.cli.web.hosts import are_own
 from quiver_actors.cli.web.place_history import series
 from quiver_actors.errors import ConfigError, QuiverError, UsageError
 from quiver_actors.shm.errors import ShmError
+from quiver_actors.store.status.status_view import take_status
 from quiver_actors.supervisor.log import log_event
 
 DEFAULT_LISTEN = "127.0.0.1:9465"

@@ -59,7 +59,7 @@ class ColdSegments:
         self._entries = dict(found.segments)
         self._unwanted = dict.fromkeys(found.unwanted)
         self._spare_copies = set(recovered.copied_segments)
-        """Hot segments of which there is a copy on the cold disk: it goes with them, or they move there again."""
+        """Segments of which there is a copy, or a part of one, that the list does not name: it goes with them, or they move there again."""
         self._is_dirty = bool(recovered.copied_segments)
         """Whether the list on disk says something else than it should, apart from copies."""
         self.is_listed = recovered.cold is not None
@@ -117,6 +117,10 @@ class ColdSegments:
     def copied(self, segment_seq: int, entry: ColdEntry) -> None:
         """Note a copy that is durable: the list is to name it."""
         self._copied[segment_seq] = entry
+
+    def left_over(self, segment_seq: int) -> None:
+        """Note a file on the cold disk, whole or not, that the list is not to name: a copy replaces it, or it goes with its segment."""
+        self._spare_copies.add(segment_seq)
 
     def returned(self, segment_seq: int, damage: str) -> None:
         """Note a damaged cold segment of which there is a copy beside the hot ones: the list is to forget it."""

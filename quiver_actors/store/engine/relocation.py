@@ -102,7 +102,7 @@ class Relocation:
         """Take back a job of the cold disk."""
         self._job = None
         if job.fault:
-            self._copy = None
+            self._give_up_copy()
             return self.cold.note_fault(job.fault)
         events = self.cold.note_sight()
         if isinstance(job, ColdOpenJob):
@@ -206,13 +206,22 @@ class Relocation:
         self._copies_from_ns = now_ns + COPY_REST * job.took_ns
         if not job.is_done or self._copy is None:
             return
-        (_, info), self._copy = self._copy, None
+        _, info = self._copy
         is_same = self._sealed_segments.segments.get(job.segment_seq) is info
-        if job.damage:
+        if is_same and job.entry is not None:
+            self._copy = None
+            self.cold.copied(job.segment_seq, job.entry)
+            return
+        self._give_up_copy()
+        if job.damage and job.segment_seq in self._sealed_segments.segments:
             self._spared_until_ns[job.segment_seq] = now_ns + SPARED_NS
             self._repair.suspect(job.segment_seq)
-        elif job.entry is not None and is_same:
-            self.cold.copied(job.segment_seq, job.entry)
+
+    def _give_up_copy(self) -> None:
+        """Let the copy that is under way be none: its segment was deleted or has another file by now, or a disk has a fault."""
+        if self._copy is not None:
+            self.cold.left_over(self._copy[0].segment_seq)
+            self._copy = None
 
     # --- the list, on the seal thread ----------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.files.quarantine import copy_span, link_to_quarantine
 from quiver_actors.store.jobs.job import Job
 from quiver_actors.store.segment.arrow_file import BLOCK, read_file_footer
-from quiver_actors.store.segment.arrow_ipc import has_compressed_body
+from quiver_actors.store.segment.bodies import has_compressed_body
 from quiver_actors.store.segment.check import STEP_BYTES, empty_bundles, run_to_end, verify_steps
 from quiver_actors.store.segment.reader import SegmentReader
 from quiver_actors.store.wal.entry_reader import EntryReader, LogEntries, Place

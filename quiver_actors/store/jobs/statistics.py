@@ -21,7 +21,7 @@ from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.files.summaries import StoredSchema, StoredSchemas
 from quiver_actors.store.jobs.upkeep import SlicedJob
 from quiver_actors.store.segment.arrow_file import BLOCK, read_file_footer
-from quiver_actors.store.segment.arrow_ipc import has_compressed_body
+from quiver_actors.store.segment.bodies import has_compressed_body
 from quiver_actors.store.segment.check import STEP_BYTES, verify_steps
 from quiver_actors.store.segment.codec import StreamInfo
 from quiver_actors.store.segment.reader import SegmentReader

@@ -30,6 +30,10 @@ DISK_LIMITS = (Limit.MIN_FREE, Limit.DISK)
 """Limits of the file system. Those of caps have their own rule of sealing early (`retention.early_seal`)."""
 
 
+_GIVEN_OUT = (Limit.SIZE_CAP, Limit.CAP_SHARE)
+"""Limits whose room the supervisor gives out to the workers in parts."""
+
+
 @dataclass(frozen=True, slots=True)
 class NoRoom:
     """A limit that was met.
@@ -44,8 +48,8 @@ class NoRoom:
     measured_bytes: int = 0
 
     def leaves(self, more_bytes: int) -> bool:
-        """Whether so many bytes more keep to the limit: other workers may use the room, and have not given it back yet."""
-        return self.limit is Limit.CAP_SHARE and self.measured_bytes + more_bytes <= self.limit_bytes
+        """Whether so many bytes more keep to the limit: the room is there, and is being given out, or other workers give it back first."""
+        return self.limit in _GIVEN_OUT and self.measured_bytes + more_bytes <= self.limit_bytes
 
     def __str__(self) -> str:
         limit, measured = format_size(self.limit_bytes), format_size(self.measured_bytes)

@@ -32,12 +32,11 @@ DICTIONARIES_MAX = 10_000
 """The most dictionaries of one payload or stream; bounds also what a hostile schema can make us walk."""
 
 CONTINUATION = 0xFFFFFFFF
-_SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3
-_METADATA_V4, _METADATA_V5 = 3, 4
+_SCHEMA, DICTIONARY_BATCH, RECORD_BATCH = 1, 2, 3
+METADATA_V4, _METADATA_V5 = 3, 4
 _NESTING_MAX = 64
 
 _PREFIX = struct.Struct("<II").unpack_from
-_PAIR = struct.Struct("<qq")
 _MESSAGE_VTABLE = struct.Struct("<6H").unpack_from
 
 # Prefix and root offset; `Message`: its vtable (version, header type, header, body length), distance to it, header, body length,
@@ -76,18 +75,6 @@ class StreamLayout(NamedTuple):
     row_count: int
     end: int
     """One past the end-of-stream mark; what follows in the payload is padding."""
-
-
-class BatchBuffers(NamedTuple):
-    """What the metadata of a record batch says of its body."""
-
-    metadata_bytes: int
-    body_bytes: int
-    row_count: int
-    nodes: list[tuple[int, int]]
-    """Rows and nulls of each column, nested ones included."""
-    buffers: list[tuple[int, int]]
-    """Offset from the start of the body, and size, of each buffer; not checked."""
 
 
 class MessageSpan(NamedTuple):
@@ -140,19 +127,19 @@ def _walk(stream: memoryview) -> StreamLayout:
     dictionaries: list[DictionarySpan] = []
     at = schema.metadata_bytes
     message = _require_message(stream, at)
-    while message.kind == _DICTIONARY_BATCH and len(dictionaries) < DICTIONARIES_MAX:
+    while message.kind == DICTIONARY_BATCH and len(dictionaries) < DICTIONARIES_MAX:
         dictionary_id, is_delta = _dictionary_header(message)
         dictionaries.append(DictionarySpan(dictionary_id, is_delta, at, message.metadata_bytes, message.body_bytes))
         at += message.metadata_bytes + message.body_bytes
         message = _require_message(stream, at)
-    if message.kind != _RECORD_BATCH:
+    if message.kind != RECORD_BATCH:
         raise ArrowError(
             f"Arrow message at offset {at} has kind {message.kind}: expected the stream's one record batch"
         )
     row_count = integer_in(message.flatbuffer, message.header, 0)
     batch = BatchSpan(at, message.metadata_bytes, message.body_bytes)
     at += message.metadata_bytes + message.body_bytes
-    if _read_message(stream, at) is not None:
+    if read_message(stream, at) is not None:
         raise ArrowError(f"Arrow stream goes on at offset {at}: expected its end behind the first record batch")
     if row_count < 0:
         raise ArrowError(f"Arrow record batch claims {row_count} rows")
@@ -172,24 +159,24 @@ def walk_messages(read: Callable[[int, int], bytes], start: int, end: int) -> It
             raise Truncated(f"Arrow message at offset {at} has {length} bytes of metadata: its stream ends at {end}")
         head = memoryview(read(8 + length, at))
         try:
-            message = _read_message(head, 0, body_room=end - at)
+            message = read_message(head, 0, body_room=end - at)
             rows = integer_in(message.flatbuffer, message.header, 0) if message else 0
         except struct.error as error:
             raise ArrowError(f"Arrow message at offset {at} has a broken flatbuffer: {error}") from error
         if message is None:
             return
-        yield MessageSpan(message.kind == _RECORD_BATCH, at, message.metadata_bytes, message.body_bytes, rows)
+        yield MessageSpan(message.kind == RECORD_BATCH, at, message.metadata_bytes, message.body_bytes, rows)
         at += message.metadata_bytes + message.body_bytes
 
 
 def _require_message(stream: memoryview, at: int) -> Message:
-    message = _read_message(stream, at)
+    message = read_message(stream, at)
     if message is None:
         raise ArrowError(f"Arrow stream ends at offset {at}: expected a schema, dictionaries and one record batch")
     return message
 
 
-def _read_message(stream: memoryview, at: int, *, body_room: int | None = None) -> Message | None:
+def read_message(stream: memoryview, at: int, *, body_room: int | None = None) -> Message | None:
     """The message at `at`, or None for the end-of-stream mark.
 
     Args:
@@ -232,8 +219,8 @@ def batch_layout(message: Buffer) -> tuple[list[int], int, int] | None:
     """
     view = memoryview(message)
     try:
-        found = _read_message(view, 0, body_room=1 << 62)
-        if found is None or found.kind != _RECORD_BATCH:
+        found = read_message(view, 0, body_room=1 << 62)
+        if found is None or found.kind != RECORD_BATCH:
             raise ArrowError("expected a record-batch message")
         flatbuffer, header = found.flatbuffer, found.header
         table = U32(flatbuffer, 0)[0]
@@ -264,7 +251,7 @@ def _message_fields(flatbuffer: memoryview) -> tuple[int, int, int, int]:
     if not (version_at and kind_at and header_at):
         raise ArrowError("Arrow message lacks its version, kind or header")
     version = I16(flatbuffer, table + version_at)[0]
-    if version not in (_METADATA_V4, _METADATA_V5):
+    if version not in (METADATA_V4, _METADATA_V5):
         raise ArrowError(f"Arrow message has metadata version {version}: expected V4 or V5")
     header = table + header_at
     header += U32(flatbuffer, header)[0]
@@ -277,54 +264,6 @@ def _dictionary_header(message: Message) -> tuple[int, bool]:
     delta_at = field_at(flatbuffer, table, 2)
     is_delta = bool(delta_at and U8(flatbuffer, delta_at)[0])
     return integer_in(flatbuffer, table, 0), is_delta
-
-
-def has_compressed_body(batch: Buffer) -> bool:
-    """Whether the buffers of a record batch or dictionary message are compressed; its metadata is enough.
-
-    Raises:
-        Truncated, ArrowError: it is no such message.
-    """
-    view = memoryview(batch)
-    try:
-        message = _read_message(view, 0, body_room=1 << 62)
-        if message is None or message.kind not in (_RECORD_BATCH, _DICTIONARY_BATCH):
-            raise ArrowError("expected a record batch or dictionary message")
-        data = message.header
-        if message.kind == _DICTIONARY_BATCH:
-            data = target_of(message.flatbuffer, message.header, 1)
-        return bool(data and target_of(message.flatbuffer, data, 3))
-    except struct.error as error:
-        raise ArrowError(f"Arrow record batch has a broken flatbuffer: {error}") from error
-
-
-def batch_buffers(metadata: Buffer) -> BatchBuffers | None:
-    """Return the places of the buffers of a record batch; None if they are compressed.
-
-    Raises:
-        Truncated, ArrowError: it is not the metadata of a record batch.
-    """
-    try:
-        message = _read_message(memoryview(metadata), 0, body_room=1 << 62)
-        if message is None or message.kind != _RECORD_BATCH:
-            raise ArrowError("expected a record-batch message")
-        flatbuffer, batch = message.flatbuffer, message.header
-        if target_of(flatbuffer, batch, 3):
-            return None
-        nodes, buffers = (_pairs(flatbuffer, target_of(flatbuffer, batch, field)) for field in (1, 2))
-        row_count = integer_in(flatbuffer, batch, 0)
-    except struct.error as error:
-        raise ArrowError(f"Arrow record batch has a broken flatbuffer: {error}") from error
-    return BatchBuffers(message.metadata_bytes, message.body_bytes, row_count, nodes, buffers)
-
-
-def _pairs(flatbuffer: memoryview, vector: int) -> list[tuple[int, int]]:
-    """A vector of structs of two i64; struct.error if it goes on behind the end."""
-    size_bytes = U32(flatbuffer, vector)[0] * _PAIR.size if vector else 0
-    pairs = flatbuffer[vector + 4 :][:size_bytes]
-    if pairs.nbytes < size_bytes:
-        raise struct.error(f"a vector of {size_bytes} bytes of which {pairs.nbytes} are there")
-    return list(_PAIR.iter_unpack(pairs))
 
 
 # --- schemas -------------------------------------------------------------------------------------------------------------
@@ -367,7 +306,7 @@ def schema_in(schema_message: bytes) -> Message:
         Truncated, ArrowError: they are no schema message.
     """
     try:
-        message = _read_message(memoryview(schema_message), 0)
+        message = read_message(memoryview(schema_message), 0)
     except struct.error as error:
         raise ArrowError(f"Arrow schema has a broken flatbuffer: {error}") from error
     if message is None or message.kind != _SCHEMA or message.metadata_bytes != len(schema_message):
@@ -390,7 +329,7 @@ def encode_dictionary(dictionary_id: int, values: Buffer) -> bytes:
     head = _DICTIONARY_HEAD.pack(
         *(CONTINUATION, flatbuffer_bytes, message),
         *(12, 20, 16, 18, 4, 8),
-        *(message - 4, table - message - 4, batch.body_bytes, batch.version, _DICTIONARY_BATCH),
+        *(message - 4, table - message - 4, batch.body_bytes, batch.version, DICTIONARY_BATCH),
         *(8, 16, 8, 4),
         *(table - _DICTIONARY_VTABLE, _DICTIONARY_FLATBUFFER_BYTES + batch.header - table - 4, dictionary_id),
     )

@@ -12,7 +12,7 @@ from collections.abc import Collection
 import pyarrow as pa
 from pyarrow import types
 
-from quiver_actors.store.segment.arrow_ipc import batch_buffers
+from quiver_actors.store.segment.bodies import batch_buffers
 
 Range = tuple[int, int]
 """Bytes `[start, end)`."""

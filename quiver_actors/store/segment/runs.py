@@ -24,8 +24,9 @@ import pyarrow as pa
 from quiver_actors.base.model import ENVELOPE_SLOT
 from quiver_actors.errors import ArrowError, FormatError
 from quiver_actors.store.segment.arrow_file import read_file_footer
-from quiver_actors.store.segment.arrow_ipc import batch_buffers, schema_in
+from quiver_actors.store.segment.arrow_ipc import schema_in
 from quiver_actors.store.segment.blocks import Spans, are_inside, unpack_blocks
+from quiver_actors.store.segment.bodies import batch_buffers
 from quiver_actors.store.segment.codec import StreamInfo
 from quiver_actors.store.segment.flatbuffers import field_at
 from quiver_actors.store.segment.manifest import Manifest

@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from quiver_actors.errors import ArrowError
-from quiver_actors.store.segment.arrow_ipc import END_OF_STREAM, dictionary_ids, encode_dictionary, has_compressed_body
+from quiver_actors.store.segment.arrow_ipc import END_OF_STREAM, dictionary_ids, encode_dictionary
+from quiver_actors.store.segment.bodies import has_compressed_body
 from quiver_actors.store.segment.dictionaries import DictionaryDecoder, dictionary_arrays
 from quiver_actors.store.segment.outline import READ_BYTES, Read, StreamOutline, read_messages
 

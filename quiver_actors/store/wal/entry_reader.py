@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import ArrowError, ChecksumMismatch, FormatError, InvalidFormat, SlotNotInBundle
-from quiver_actors.store.segment.arrow_ipc import has_compressed_body, walk_stream
+from quiver_actors.store.segment.arrow_ipc import walk_stream
+from quiver_actors.store.segment.bodies import has_compressed_body
 from quiver_actors.store.segment.runs import Run
 from quiver_actors.store.wal import layout
 from quiver_actors.store.wal.codec import decode_header

@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from quiver_actors.base.protocol.messages import ENTRY_ROW, SLOT_ROW, Push
 from quiver_actors.errors import ArrowError, FormatError, ProtocolError
-from quiver_actors.store.segment.arrow_ipc import dictionary_ids, has_compressed_body, walk_stream
+from quiver_actors.store.segment.arrow_ipc import dictionary_ids
+from quiver_actors.store.segment.bodies import is_compressed
 from quiver_actors.store.segment.placement import StreamSchema
 from quiver_actors.store.wal.admission import check_push
 
@@ -65,9 +66,11 @@ def check_payload(payload: memoryview, schema_message: bytes, row_count: int) ->
     """
     check_schema(schema_message)
     try:
-        _check_messages(payload)
+        compressed = is_compressed(payload)
     except FormatError as error:
         raise ArrowError(f"the payload is not a stream of one record batch: {error}") from error
+    if compressed:
+        raise ArrowError("a body is compressed: send it uncompressed")
     try:
         batch = _only_batch(payload)
         batch.validate(full=True)
@@ -95,15 +98,6 @@ def check_schema(schema_message: bytes) -> None:
             raise ArrowError(f"the schema has more than {FIELDS_MAX} fields")
         if isinstance(field.type, pa.BaseExtensionType) or _EXTENSION_NAME in (field.metadata or {}):
             raise ArrowError(f"field {field.name!r} has an extension type: other users may push plain Arrow types only")
-
-
-def _check_messages(payload: memoryview) -> None:
-    layout = walk_stream(payload, 0, payload.nbytes)
-    messages = [(span.offset, span.metadata_bytes) for span in layout.dictionaries]
-    messages.append((layout.batch.offset, layout.batch.metadata_bytes))
-    for offset, metadata_bytes in messages:
-        if has_compressed_body(payload[offset : offset + metadata_bytes]):
-            raise ArrowError("a body is compressed: send it uncompressed")
 
 
 def _only_batch(payload: memoryview) -> pa.RecordBatch:

@@ -33,6 +33,10 @@ slots = { flights = 3, weather = 7 }
 cap_share = "2%"
 size_cap_policy = "reject"
 """
+SERVE_CONFIG = """
+[serve]
+memory = "512MiB"
+"""
 DEADLINE_SECONDS = 60.0
 
 
@@ -44,6 +48,8 @@ class Served:
         self.token_file = directory / "token"
         self.token_file.write_text("a secret")
         self.token_file.chmod(0o600)
+        self._config = directory / "serve.toml"
+        self._config.write_text(SERVE_CONFIG)
         self._node = node
         self.url = "grpc+tls://127.0.0.1:0"
         self.start()
@@ -57,6 +63,8 @@ class Served:
             address,
             "--token-file",
             str(self.token_file),
+            "--config",
+            str(self._config),
         ]
         options += ["--tls-cert", str(self.certificate), "--tls-key", str(self._key)]
         command = command_line("quiver_actors.cli.main", "serve", *options)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
 from quiver_actors.base.rights import Caller, TokenHolder
+from quiver_actors.base.units import KIB, MIB
 from quiver_actors.client import Client
 from quiver_actors.errors import ClosedError, NotAllowed, QuotaExceeded
 from quiver_actors.flight.client import RemoteClient, connect_remote
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.server import NodeServer
 from tests.integration.client_node import numbers
+from tests.integration.remote.servers import Served
 
 SCHEMA = pa.schema([("id", pa.int64())])
 HOLDERS = {
@@ -48,7 +51,7 @@ def until(is_so: Callable[[], bool]) -> None:
 def test_calls_of_one_token_have_a_limit_and_those_of_others_go_on(
     server: NodeServer, clients: dict[str, RemoteClient]
 ) -> None:
-    server.calls.calls_max = 20
+    server.calls.most = 20
     greedy = clients["greedy"]
     line = fl.connect(f"grpc://127.0.0.1:{server.port}")
     given = fl.FlightCallOptions(headers=[(b"authorization", b"Bearer greedy")])
@@ -72,6 +75,28 @@ def test_calls_of_one_token_have_a_limit_and_those_of_others_go_on(
     until(lambda: server.calls.count(HOLDERS["greedy"]) == 0)
     assert greedy.push(numbers(3), topic="other")
     line.close()
+
+
+def test_what_a_compressed_message_becomes_is_bounded_and_the_server_goes_on(served: Served) -> None:
+    token = (b"authorization", f"Bearer {served.token_file.read_text()}".encode())
+    options = fl.FlightCallOptions(headers=[token], write_options=pa.ipc.IpcWriteOptions(compression="zstd"))
+    path = fl.FlightDescriptor.for_path("other")
+    with fl.connect(served.url, tls_root_certs=served.certificate.read_bytes()) as line:
+        zeros = bytes(600 * MIB)
+        bomb = pa.record_batch({"id": pa.Array.from_buffers(pa.int8(), len(zeros), [None, pa.py_buffer(zeros)])})
+        writer, _ = line.do_put(path, bomb.schema, options)
+        with pytest.raises(fl.FlightServerError, match=r"quota_exceeded:.*no memory left.*serve\.memory"):  # noqa: PT012
+            writer.write_batch(bomb)
+            writer.close()
+        small = pa.record_batch({"id": [1] * 1000})
+        writer, answers = line.do_put(path, small.schema, options)
+        writer.write_batch(small)
+        assert answers.read().to_pybytes(), "what is compressed and fits is stored"
+        writer.close()
+    with served.connect() as client:
+        assert client.push(numbers(5), topic="other")
+    peak = Path(f"/proc/{served.process.pid}/status").read_text().split("VmHWM:")[1].split()[0]
+    assert int(peak) * KIB < 500 * MIB, "nothing of it was decompressed"
 
 
 def test_a_dataset_is_the_token_s_that_opened_it(server: NodeServer, clients: dict[str, RemoteClient]) -> None:

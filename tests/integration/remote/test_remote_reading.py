@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+import quiver_actors.aio
 from quiver_actors.base.model import BundleId
 from quiver_actors.client import Client, GapNotice
 from quiver_actors.errors import ClosedError, QuotaExceeded, UnknownTopic, UsageError, WorkerUnavailable
@@ -20,6 +22,7 @@ from quiver_actors.flight.client import RemoteClient, connect_remote
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.remote_dataset import RemoteDataset
 from quiver_actors.flight.server import NodeServer
+from quiver_actors.store.status.node_status import NodeStatus
 from tests.integration.client_node import numbers
 from tests.integration.remote.servers import Served
 
@@ -272,3 +275,12 @@ def test_the_status_is_that_of_the_node(served: Served, local: Client) -> None:
     assert found["node"]["running"]
     assert set(found["node"]["topics"]) >= {"travel", "other"}
     assert found["node"]["run_dir"] == str(local.run_dir)
+
+    async def look() -> NodeStatus:
+        async with quiver_actors.aio.connect(local.run_dir) as client:
+            return await client.status()
+
+    for here in (local.status(), asyncio.run(look())):
+        assert here.keys() == found.keys()
+        for name in ("run_dir", "data_dir", "topics"):
+            assert here["node"][name] == found["node"][name]

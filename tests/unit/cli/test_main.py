@@ -26,7 +26,7 @@ LIGHT = [
     "cli.main",
     "cli.commands.up",
     "cli.commands.status",
-    "cli.documents.status_view",
+    "store.status.status_view",
     "cli.commands.status_table",
     "supervisor.loop",
 ]
@@ -93,7 +93,7 @@ def test_looking_at_a_node_loads_no_other_command() -> None:
     heavy = ("quiver_actors.cli.commands.up", "quiver_actors.base.config.reading", "tomllib", "pyarrow")
     code = (
         "import sys; from quiver_actors.cli.main import build_parser; build_parser('status'); "
-        f"import quiver_actors.cli.documents.status_view; print([name for name in sys.modules if name in {heavy!r}])"
+        f"import quiver_actors.store.status.status_view; print([name for name in sys.modules if name in {heavy!r}])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from quiver_actors.flight.node_status import NodeStatus, visible
+from quiver_actors.flight.node_status import visible
 
 DOCUMENT: dict[str, Any] = {
     "node": {
@@ -33,9 +33,3 @@ def test_what_is_about_other_topics_or_may_name_them_is_left_out() -> None:
     assert [each["topic"] for each in found["engines"]] == ["open"]
     assert (found["workers"], found["shared_memory"]) == (DOCUMENT["workers"], DOCUMENT["shared_memory"])
     assert visible(DOCUMENT, lambda topic: True) == DOCUMENT
-
-
-def test_a_notebook_shows_states_and_problems() -> None:
-    shown = NodeStatus(DOCUMENT)._repr_html_()
-    for text in ("Node: ready", "worker 0", "topic open, core 0", "1,000 bundles in", "topic secret: recovering"):
-        assert text in shown

@@ -48,6 +48,20 @@ def test_topics_are_tables(store: Store, engine: str) -> None:
     assert rows(store, "SELECT * FROM clicks ORDER BY id LIMIT 1", engine) == [(0, None)]
 
 
+def test_a_program_is_told_how_many_bytes_of_segments_have_been_read(store: Store) -> None:
+    fill(store)
+    told: list[tuple[int, int]] = []
+    # The topic is read twice, and counts once.
+    store.sql(
+        "SELECT count(*) FROM clicks a, clicks b WHERE a.id = b.id", progress=lambda *each: told.append(each)
+    ).read_all()
+    sizes = store.sql("SELECT size_bytes FROM quiver.segments WHERE topic = 'clicks'").read_all()
+    total_bytes = sum(sizes.column("size_bytes").to_pylist())
+    assert {total for _, total in told} == {total_bytes}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (total_bytes, total_bytes)
+
+
 def test_names_that_need_quotes(store: Store, engine: str) -> None:
     store.push(clicks(7), topic="My-topic")
     assert (
@@ -159,6 +173,12 @@ def test_a_statement_reaches_neither_files_nor_settings(
     assert "9173642058" not in str(refused.value)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {file.name, own.name}
     assert store.sql("SELECT id FROM clicks", engine=engine).read_all().to_pydict() == {"id": [1]}
+
+
+def test_settings_of_the_engine_tell_no_place_of_this_host(one_row: Store) -> None:
+    told = str(rows(one_row, "SELECT * FROM duckdb_settings()", "duckdb"))
+    for place in (str(Path.cwd()), str(Path.home()), ":memory:"):
+        assert place not in told
 
 
 def test_gap_notices_say_which_bundles_are_lost(data_dir: Path, engine: str) -> None:

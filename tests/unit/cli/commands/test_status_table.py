@@ -8,9 +8,9 @@ import pytest
 from quiver_actors.base.metrics.figures import EngineFigure, SubscriberFigure, WorkerFigure, WorkerState
 from quiver_actors.base.units import SECOND_NS, format_size
 from quiver_actors.cli.commands.status_table import ROWS_SHOWN, render
-from quiver_actors.cli.documents.advice import ADVICE, advice_on
-from quiver_actors.cli.documents.room import advice_on_room, limit_met, quarantined, waiting_for_room
-from quiver_actors.cli.documents.status_document import (
+from quiver_actors.store.status.advice import ADVICE, advice_on
+from quiver_actors.store.status.room import advice_on_room, limit_met, quarantined, waiting_for_room
+from quiver_actors.store.status.status_document import (
     WORST_FIRST,
     EngineView,
     ErrorView,
@@ -22,8 +22,8 @@ from quiver_actors.cli.documents.status_document import (
     severity,
     worst,
 )
-from quiver_actors.cli.documents.status_storage import RetentionView, ShareView
-from quiver_actors.cli.documents.status_view import ENGINE_STATES
+from quiver_actors.store.status.status_storage import RetentionView, ShareView
+from quiver_actors.store.status.status_view import ENGINE_STATES
 
 LARGE = 10**10
 COLUMNS_MAX = 120

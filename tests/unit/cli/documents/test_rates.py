@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quiver_actors.cli.documents.rates import Rates, sparkline
-from quiver_actors.cli.documents.status_document import EngineView, StatusView, SubscriberView
+from quiver_actors.store.status.status_document import EngineView, StatusView, SubscriberView
 
 
 def fields(kind: type[msgspec.Struct]) -> dict[str, object]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quiver_actors.cli.documents.status_document import (
+from quiver_actors.store.status.status_document import (
     EngineView,
     LatencyView,
     NodeView,

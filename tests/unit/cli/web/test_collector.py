@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from quiver_actors.base.metrics.latency import BUCKET_LIMITS_NS, BUCKETS
-from quiver_actors.cli.documents.status_document import LatencyView, StatusView
 from quiver_actors.cli.web.collector import NodeCollector, families
 from quiver_actors.cli.web.metric_table import TABLES
+from quiver_actors.store.status.status_document import LatencyView, StatusView
 from tests.unit.cli.web.documents import document
 
 

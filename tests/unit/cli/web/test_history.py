@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quiver_actors.cli.documents.status_storage import CoreStorageView
 from quiver_actors.cli.web.history import SAMPLES_MAX, History, Sample, Sampler
 from quiver_actors.cli.web.history_file import NAME, load_history, save_history
+from quiver_actors.store.status.status_storage import CoreStorageView
 from tests.unit.cli.web.documents import document
 
 SECOND_NS = 1_000_000_000

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from quiver_actors.cli.documents.status_document import EngineView, StatusView, SubscriberView
 from quiver_actors.cli.web.history import History, node_series
 from quiver_actors.cli.web.history_file import _SIZE_BYTES_MAX, NAME, load_history, save_history
 from quiver_actors.cli.web.place_history import PLACES_MAX, SubscriberSample, series
+from quiver_actors.store.status.status_document import EngineView, StatusView, SubscriberView
 from tests.unit.cli.web.documents import document, filled
 
 SECOND_NS = 1_000_000_000

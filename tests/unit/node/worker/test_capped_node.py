@@ -44,13 +44,14 @@ def test_a_hot_core_waits_a_tenth_of_a_second_at_most_while_idle_ones_have_headr
         assert node.over <= 0
 
 
-def test_what_idle_cores_may_still_use_of_a_share_rejects_no_push(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("share", "limit"), [(1.0, Limit.SIZE_CAP), (0.5, Limit.CAP_SHARE)], ids=["cap", "share"])
+def test_what_idle_cores_may_still_use_rejects_no_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, limit: Limit
 ) -> None:
-    """A push waits for milliseconds until they have given it back; only a topic that has what it may have rejects."""
-    retention = RetentionSettings(size_cap_policy="reject", cap_share=0.5)
+    """A push waits for milliseconds until they have given it back; only a topic or node that has what it may have rejects."""
+    retention = RetentionSettings(size_cap_policy="reject", cap_share=share)
     settings = topic_settings(segment_target_size_bytes=TARGET, segment_compaction="off", retention=retention)
-    with capped_node(tmp_path, monkeypatch, settings, 2 * 16 * TARGET, CORES) as node:
+    with capped_node(tmp_path, monkeypatch, settings, int(16 * TARGET / share), CORES) as node:
         node.pass_time(300)
         engine, number, met = node.benches[HOT].host.engine, 0, set()
         while not engine.figures().refused:
@@ -62,7 +63,7 @@ def test_what_idle_cores_may_still_use_of_a_share_rejects_no_push(
                 met.add(engine.figures().limit)
         # What is left over of its log is given back when it is sealed; the next one would be over the limit.
         assert node.used(HOT) > node.limit_bytes - engine.storage.step_bytes
-        assert met == {Limit.NONE, Limit.CAP_SHARE}
+        assert met == {Limit.NONE, limit}
         assert node.over <= 0
 
 

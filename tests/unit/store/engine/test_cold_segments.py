@@ -16,7 +16,7 @@ from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
 from quiver_actors.store.engine.events import ColdDiskFaulted, ColdOpened, GapFound
-from quiver_actors.store.jobs.cold import ColdFlipJob
+from quiver_actors.store.jobs.cold import ColdCopyJob, ColdFlipJob
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.support.engine_driver import EngineDriver, topic_settings
 
@@ -252,6 +252,54 @@ def test_a_segment_that_is_wanted_in_the_moment_of_its_move_does_not_count_as_de
     assert gaps_of(driver) == []
     assert numbers_through_descriptors(driver, [0, 1, 2]) == list(range(6))
     assert driver.claim_numbers("s") == list(range(6))
+
+
+@pytest.mark.parametrize("deleted", ["before its end", "when it is whole", "after a fault"])
+def test_the_copy_of_a_segment_that_is_deleted_meanwhile_goes_without_a_start(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: str
+) -> None:
+    monkeypatch.setattr("quiver_actors.store.jobs.cold.COPY_BYTES_A_RUN", 256)
+    driver = driver_of(disk, tmp_path)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 3)
+    job = copying(driver)
+    while deleted == "when it is whole" and not job.is_done:
+        job.run()
+    if deleted == "after a fault":
+        (tmp_path / "cold").rename(tmp_path / "away")
+        job.run()
+        assert job.fault
+        (tmp_path / "away").rename(tmp_path / "cold")
+    assert len(leftovers(tmp_path)) == 1
+    driver.engine.claims.ack_through("s", 0, 1)
+    driver.run_for(10 * SECOND_NS)
+    assert hot_of(tmp_path) == [1, 2], "it is deleted while its copy is under way"
+    driver.events += driver.engine.finish(job)
+    driver.run_for(60 * SECOND_NS)
+    assert (leftovers(tmp_path), hot_of(tmp_path)) == (["0000000000000001.qseg"], [2])
+    assert gaps_of(driver) == []
+    assert driver.claim_numbers("s") == [2, 3, 4, 5]
+
+
+def copying(driver: EngineDriver) -> ColdCopyJob:
+    """The first piece of a copy, which the loop has not taken back."""
+    for _ in range(1_000):
+        driver.events += driver.engine.tick()
+        for job in (driver.engine.next_commit(), driver.engine.next_background(), driver.engine.storage.next_cold()):
+            if job is None:
+                continue
+            job.run()
+            if isinstance(job, ColdCopyJob):
+                assert not job.is_done
+                return job
+            driver.events += driver.engine.finish(job)
+        driver.clock.now_ns += SECOND_NS // 100
+    raise AssertionError("no segment was copied")
+
+
+def leftovers(tmp_path: Path) -> list[str]:
+    """Names of all files of segments on the cold disk, whole or not."""
+    return sorted(path.name for path in (tmp_path / "cold").glob("default/core_0/*/*.qseg*"))
 
 
 def test_a_cold_file_that_somebody_deleted_is_told_as_lost(disk: Disk, tmp_path: Path) -> None:

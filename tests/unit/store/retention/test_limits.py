@@ -7,10 +7,12 @@ from quiver_actors.store.retention.limits import ROOM, Limit, NoRoom
 KIB = 1024
 
 
-def test_only_a_share_of_the_cap_leaves_room_again_without_a_new_measurement() -> None:
-    assert NoRoom(Limit.CAP_SHARE, 10, 7).leaves(3)
-    assert not NoRoom(Limit.CAP_SHARE, 10, 7).leaves(4)
-    assert not any(NoRoom(limit, 10, 0).leaves(1) for limit in Limit if limit is not Limit.CAP_SHARE)
+def test_only_what_is_given_out_in_parts_leaves_room_again_without_a_new_measurement() -> None:
+    given_out = (Limit.SIZE_CAP, Limit.CAP_SHARE)
+    for limit in given_out:
+        assert NoRoom(limit, 10, 7).leaves(3)
+        assert not NoRoom(limit, 10, 7).leaves(4)
+    assert not any(NoRoom(limit, 10, 0).leaves(1) for limit in Limit if limit not in given_out)
 
 
 @pytest.mark.parametrize(

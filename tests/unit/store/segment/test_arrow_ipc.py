@@ -21,13 +21,12 @@ from quiver_actors.store.segment.arrow_ipc import (
     END_OF_STREAM,
     BatchSpan,
     DictionarySpan,
-    batch_buffers,
     batch_layout,
     dictionary_ids,
-    has_compressed_body,
     walk_messages,
     walk_stream,
 )
+from quiver_actors.store.segment.bodies import batch_buffers, has_compressed_body
 from tests.unit.store.segment import batches
 from tests.unit.store.segment.logfile import encode_stream
 from tests.unit.store.wal.logs import reader_of

@@ -13,11 +13,11 @@ from quiver_actors.store.wal.foreign import FIELDS_MAX, check_foreign_push, chec
 from tests.unit.store.wal.test_admission import ROWS, Sent, sent
 
 
-def encode(batch: pa.RecordBatch, **options: Any) -> tuple[bytearray, bytes]:
+def encode(batch: pa.RecordBatch, metadata: dict[str, str] | None = None, **options: Any) -> tuple[bytearray, bytes]:
     """A payload with its padding, and its schema message."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_batch(batch)
+        writer.write_batch(batch, custom_metadata=metadata)
     stream = sink.getvalue().to_pybytes()
     return bytearray(stream + bytes(-len(stream) % 64)), batch.schema.serialize().to_pybytes()
 
@@ -54,6 +54,14 @@ def test_the_row_count_must_be_the_batches_own() -> None:
 def test_compressed_bodies_stay_out(codec: str, column: pa.Array) -> None:
     with pytest.raises(ArrowError, match="compressed"):
         check(pa.record_batch({"x": column}), compression=codec)
+
+
+def test_bodies_that_say_it_as_arrow_0_17_did_stay_out() -> None:
+    version, said = pa.ipc.MetadataVersion.V4, {"ARROW:experimental_compression": "zstd"}
+    payload, schema = encode(pa.record_batch({"x": [1]}), said, metadata_version=version)
+    with pytest.raises(ArrowError, match="compressed"):
+        check_payload(memoryview(payload), schema, 1)
+    check(pa.record_batch({"x": [1]}), metadata_version=version)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from quiver_actors.base.metrics.figures import RowKind
 from quiver_actors.base.metrics.latency import BUCKETS, SUM_WORD
-from quiver_actors.cli.documents.status_document import LatencyView
-from quiver_actors.cli.documents.status_storage import place_of
 from quiver_actors.shm.counters import RegionSnapshot
+from quiver_actors.store.status.status_document import LatencyView
+from quiver_actors.store.status.status_storage import place_of
 
 
 def latencies_of(cores: Iterable[tuple[int, RegionSnapshot]]) -> list[LatencyView]:

@@ -19,11 +19,12 @@ from quiver_actors.base.metrics.figures import (
     WorkerFigure,
     WorkerState,
 )
-from quiver_actors.cli.documents.advice import advice_on, problems_of_topics
-from quiver_actors.cli.documents.archive_view import archive_of
-from quiver_actors.cli.documents.node_page import find_node
-from quiver_actors.cli.documents.room import LIMIT_NAMES, advice_on_room, quarantined, waiting_for_room
-from quiver_actors.cli.documents.status_document import (
+from quiver_actors.shm.counters import CountersPage, RegionSnapshot, RowSnapshot
+from quiver_actors.store.status.advice import advice_on, problems_of_topics
+from quiver_actors.store.status.archive_view import archive_of
+from quiver_actors.store.status.node_page import find_node
+from quiver_actors.store.status.room import LIMIT_NAMES, advice_on_room, quarantined, waiting_for_room
+from quiver_actors.store.status.status_document import (
     EngineView,
     ErrorView,
     NodeView,
@@ -34,8 +35,8 @@ from quiver_actors.cli.documents.status_document import (
     severity,
     worst,
 )
-from quiver_actors.cli.documents.status_latency import latencies_of
-from quiver_actors.cli.documents.status_storage import (
+from quiver_actors.store.status.status_latency import latencies_of
+from quiver_actors.store.status.status_storage import (
     cores_of,
     losses_of,
     place_of,
@@ -43,7 +44,6 @@ from quiver_actors.cli.documents.status_storage import (
     shares_of,
     storage_of,
 )
-from quiver_actors.shm.counters import CountersPage, RegionSnapshot, RowSnapshot
 from quiver_actors.supervisor.exitcodes import describe_wait_status
 from quiver_actors.supervisor.figures import CHILD_ROW, SUPERVISOR_REGION, ChildFigure, NodeState, region_of
 from quiver_actors.supervisor.process import STOPPED_STATES, process_state

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from quiver_actors.cli.documents.archive_view import ArchiveStreamView, ArchiveView
-from quiver_actors.cli.documents.status_storage import CoreStorageView, LossView, RetentionView, ShareView, StorageView
+from quiver_actors.store.status.archive_view import ArchiveStreamView, ArchiveView
+from quiver_actors.store.status.status_storage import CoreStorageView, LossView, RetentionView, ShareView, StorageView
 
 SCHEMA_VERSION = 1
 

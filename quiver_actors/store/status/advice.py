@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from quiver_actors.base.units import format_size
-from quiver_actors.cli.documents.room import limit_met
+from quiver_actors.store.status.room import limit_met
 
 if TYPE_CHECKING:
-    from quiver_actors.cli.documents.status_document import EngineView
+    from quiver_actors.store.status.status_document import EngineView
 
 ADVICE = {
     "dead": "start it again with `quiver up`: nothing that was acknowledged is lost",

@@ -12,7 +12,7 @@ from quiver_actors.base.units import format_size
 from quiver_actors.store.retention.limits import Limit, NoRoom
 
 if TYPE_CHECKING:
-    from quiver_actors.cli.documents.status_document import EngineView, StatusView
+    from quiver_actors.store.status.status_document import EngineView, StatusView
 
 LIMIT_NAMES: dict[int, str] = {
     Limit.NONE: "",
