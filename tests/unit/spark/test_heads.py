@@ -6,8 +6,8 @@ from typing import Any
 
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.flight.contract import CoreContents
+from quiver_actors.spark.heads import head_behind, past_gaps, settled_until
 from quiver_actors.spark.offsets import position
-from quiver_actors.spark.stream import head_behind, past_gaps, settled_until
 
 FAR = position(1 << 40, 0)
 
