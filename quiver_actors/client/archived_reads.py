@@ -84,6 +84,10 @@ class ArchivedReads:
         """Whether the node has an archiver, though it may be away just now. Does not wait."""
         return self._door.is_there
 
+    def another_door(self) -> ArchiveDoor:
+        """A connection of its own to the archiver, which is made when it is used first; for the caller to close."""
+        return self._door.another()
+
     def before(
         self,
         topic: str,

@@ -6,7 +6,8 @@ The disk is looked at first and the archive afterwards: what leaves the disk in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.segments import BundleReader, ReadableSegments
 from quiver_actors.client.statistics import SegmentStatistics, statistics_in
-from quiver_actors.errors import NotStored
+from quiver_actors.errors import NotStored, StorageUnavailable, UsageError, WorkerUnavailable
 from quiver_actors.flight.archived_contents import (
     ArchivedNames,
     ArchivedPart,
@@ -29,6 +30,8 @@ from quiver_actors.flight.archived_contents import (
 )
 from quiver_actors.flight.contract import CoreContents, ReadTicket, schema_bytes
 from quiver_actors.flight.stored import SegmentStreams
+
+logger = logging.getLogger("quiver.flight")
 
 
 class KnownPart(NamedTuple):
@@ -62,7 +65,7 @@ def with_archive(
         return msgspec.structs.replace(core, archived=kept.part)
     stream = ArchivedStream(topic, core.core, core.incarnation)
     # With the one in front, whose end says whether anything was stored between it and the next.
-    found = client.archived_reads.since(stream, max(0, first - 1), disk.infos)
+    found = _listed(client, stream, max(0, first - 1), disk.infos)
     part = None if found.through < 0 else part_in_front(disk, found.segments.values(), found.holes, found.through)
     # What is still to be recorded of what is in front of the disk is looked for again.
     if known is not None and (part is None or found.through + 1 >= disk.first or start[0] >= disk.first):
@@ -74,7 +77,7 @@ def archived_schemas(client: Client, topic: str) -> Iterator[tuple[int, bytes]]:
     """Yield slot and schema message of what the archive has of a topic. Raises as `with_archive`."""
     for core, on_disk in client.readable(topic).items():
         stream = ArchivedStream(topic, core, on_disk.incarnation)
-        found = client.archived_reads.since(stream, 0, on_disk.infos, with_columns=True)
+        found = _listed(client, stream, 0, on_disk.infos, with_columns=True)
         columns = found.columns
         if columns is None:
             continue
@@ -113,6 +116,7 @@ class TicketSegments:
     def __init__(self, client: Client, ticket: ReadTicket) -> None:
         self._client = client
         self._names = ticket.archived
+        self._door = client.archived_reads.another_door()
 
     def readable(self, topic: str) -> dict[int, ReadableSegments]:
         """See `Client.readable`."""
@@ -141,7 +145,33 @@ class TicketSegments:
             )
         info = SegmentInfo(segment_seq, names.bundle_counts[segment_seq], 0, 1, 0, 0)
         stream = ArchivedStream(topic, core, names.incarnation, {segment_seq: info})
-        return self._client.archived_reads.reader(stream, SegmentPart(segment_seq, first, end), projection)
+        return self._client.archived_reads.reader(stream, SegmentPart(segment_seq, first, end), projection, self._door)
+
+    def close(self) -> None:
+        """End the connection to the archiver. What was read stays readable."""
+        self._door.close()
+
+
+def _listed(
+    client: Client,
+    stream: ArchivedStream,
+    first_segment_seq: int,
+    on_disk: Sequence[SegmentInfo],
+    *,
+    with_columns: bool = False,
+) -> ArchivedStream:
+    """What is archived from a segment on. Of a topic that the node does not archive nothing is, unless it once did and the archive says so.
+
+    Raises:
+        As `with_archive`, of a topic that the node archives.
+    """
+    try:
+        return client.archived_reads.since(stream, first_segment_seq, on_disk, with_columns=with_columns)
+    except (StorageUnavailable, UsageError, WorkerUnavailable) as error:
+        if client.topics()[stream.topic].is_archived:
+            raise
+        logger.warning("quiver.flight.archive_not_asked topic=%s core=%d error=%s", stream.topic, stream.core, error)
+        return stream
 
 
 def _rows_of(

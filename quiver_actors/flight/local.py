@@ -202,17 +202,18 @@ class LocalNode:
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         """Yield rows of mapped segments of this host, and of archived ones, batch by batch, without a copy through a socket."""
-        return read_rows(
-            TicketSegments(self._client(), ticket),
-            self.name,
-            ticket.topic,
-            ticket.slots,
-            ticket.ranges,
-            schema_of(ticket.schema),
-            skip_missing=ticket.skip_missing,
-            required=ticket.required,
-            verify_checksums=ticket.verify_checksums,
-        )
+        with contextlib.closing(TicketSegments(self._client(), ticket)) as segments:
+            yield from read_rows(
+                segments,
+                self.name,
+                ticket.topic,
+                ticket.slots,
+                ticket.ranges,
+                schema_of(ticket.schema),
+                skip_missing=ticket.skip_missing,
+                required=ticket.required,
+                verify_checksums=ticket.verify_checksums,
+            )
 
     def close(self) -> None:
         """End the consumers of remote clients, and let go of all holds: their subscribers go on holding for their time to live."""

@@ -316,7 +316,7 @@ def position_at(node: Node, options: SourceOptions, place: Place, core: CoreCont
             times = node.weights(request).ingestion_unix_ns
             index = next((index for index, time_ns in enumerate(times) if time_ns >= unix_ns), len(times))
             return offsets.position(info.segment_seq, index, info.bundle_count)
-    return head_of(core)
+    return end_of_stored(core)
 
 
 def head_of(core: CoreContents) -> int:

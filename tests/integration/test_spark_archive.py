@@ -175,7 +175,7 @@ def test_a_session_reads_archive_and_disk_through_a_node_and_goes_on_where_its_c
     assert frame.columns == ["n", "pad"]
     assert sorted(row.n for row in frame.select("n").collect()) == list(range(topic.count))
     limit = {"maxRowsPerTrigger": "7"} if HAS_ADMISSION_CONTROL else {}
-    stream = Stream(spark, tmp_path, "kept", **{**topic.options(), **limit})
+    stream = Stream(spark, tmp_path, "kept", runDir=str(topic.node.run_dir), **limit)
     stream.run_available()
     assert stream.rows() == list(range(topic.count))
     # Nobody keeps for the query what it has not read, and its newest micro-batch is made again.
