@@ -19,7 +19,7 @@ from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
 from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.segments import BundleReader, ReadableSegments
-from quiver_actors.client.statistics import SegmentStatistics, statistics_in
+from quiver_actors.client.statistics import SegmentStatistics, StreamStatistics, statistics_in
 from quiver_actors.errors import NotStored, StorageUnavailable, UsageError, WorkerUnavailable
 from quiver_actors.flight.archived_contents import (
     ArchivedNames,
@@ -30,6 +30,7 @@ from quiver_actors.flight.archived_contents import (
 )
 from quiver_actors.flight.contract import CoreContents, ReadTicket, schema_bytes
 from quiver_actors.flight.stored import SegmentStreams
+from quiver_actors.store.segment.codec import StreamInfo
 
 logger = logging.getLogger("quiver.flight")
 
@@ -185,7 +186,9 @@ def _rows_of(
     for seq, info in wanted.items():
         # One that has left the archive, too, is not named: whoever reads its rows says so.
         with contextlib.suppress(NotStored):
-            streams = described[seq].streams if seq in described else _reader_of(reads, stream, info).streams
+            streams: Sequence[StreamStatistics | StreamInfo] = (
+                described[seq].streams if seq in described else _reader_of(reads, stream, info).streams
+            )
             of_slots = rows.setdefault(seq, {})
             for each in streams:
                 of_slots[each.slot_id] = of_slots.get(each.slot_id, 0) + each.row_count

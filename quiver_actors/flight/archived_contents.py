@@ -79,7 +79,7 @@ class Loss(NamedTuple):
 class DiskNumbers:
     """The segment numbers that a core's disk accounts for. Not changed once it is made."""
 
-    __slots__ = ("first", "infos", "numbers", "stop")
+    __slots__ = ("_coming", "first", "infos", "numbers", "stop")
 
     def __init__(self, infos: Sequence[SegmentInfo], coming: Collection[int], next_segment_seq: int) -> None:
         """
@@ -88,6 +88,7 @@ class DiskNumbers:
             coming: segments that will still come, or be announced as lost.
             next_segment_seq: what is stored later has this number or a higher one; -1: not known.
         """
+        self._coming = coming
         self.infos = infos
         """Segments that can be read, oldest first."""
         self.numbers = sorted({*(info.segment_seq for info in infos), *coming})
@@ -98,7 +99,10 @@ class DiskNumbers:
         """The oldest number; where there is none, the one behind everything that ever was, or -1: not known."""
 
     def missing(self, start: Place) -> list[range]:
-        """The numbers from a start on that the disk does not have, though something may have been stored under them."""
+        """The numbers from a start on that the disk does not have, though something may have been stored under them.
+
+        Behind a segment that is still to come nobody reads yet, and not all that is there is shown.
+        """
         if self.first < 0:
             return [range(start[0], start[0] + 1)]
         infos = {info.segment_seq: info for info in self.infos}
@@ -108,7 +112,8 @@ class DiskNumbers:
                 found.append(range(max(one + 1, start[0]), other))
         if self.numbers:
             found.append(range(max(self.numbers[-1] + 1, start[0]), self.stop))
-        return [gap for gap in found if gap]
+        coming = min((number for number in self._coming if number >= start[0]), default=None)
+        return [gap for gap in found if gap and (coming is None or gap.start < coming)]
 
 
 def adjoin(before: SegmentInfo | None, behind: SegmentInfo | None) -> bool:

@@ -205,7 +205,7 @@ class TopicStreamReader(DataSourceStreamReader):
         Its subscriber has acknowledged nothing yet, and does not know what was in the archive alone.
         """
         options = self._options
-        begin = {} if options.starting_offsets == EARLIEST else dict.fromkeys(end, 0)
+        begin: Positions = {} if options.starting_offsets == EARLIEST else dict.fromkeys(end, 0)
         if isinstance(options.starting_offsets, Mapping) or options.starting_unix_ns is not None:
             begin = self._begin()
         self._look(begin)

@@ -56,6 +56,8 @@ def wanted(found: DiskNumbers, start: tuple[int, int], *lost: int, since_unix_ns
         (disk(3, 4, 9), (3, 0), 5),
         (disk(3, 4, coming=(5,), comes_next=5), (3, 0), None),
         (disk(coming=(3,), comes_next=3), (3, 0), None),
+        (disk(0, coming=(1, 4)), (0, 0), None),
+        (disk(0, coming=(1, 4)), (2, 0), 2),
         (disk(comes_next=6), (5, 2), 5),
         (disk(comes_next=6), (6, 0), None),
         (disk(), (2, 0), 2),
