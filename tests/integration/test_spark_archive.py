@@ -15,6 +15,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from quiver_actors.base.model import BundleId
 from quiver_actors.errors import ConfigError, DataLost, UnknownTopic, UsageError
 from quiver_actors.spark import offsets
+from quiver_actors.spark.connection import forget_client
 from quiver_actors.spark.options import READ, READ_STREAM, parse_options
 from quiver_actors.spark.reader import TopicReader, stored_schema
 from quiver_actors.spark.stream_readers import HAS_ADMISSION_CONTROL
@@ -165,6 +166,7 @@ def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArchivedTopic]:
         topic.wait_gone(5)
         yield topic
     finally:
+        forget_client(str(node.run_dir))
         node.remove()
 
 
@@ -201,18 +203,24 @@ def test_reads_begin_anywhere_in_the_archive(topic: ArchivedTopic) -> None:
     assert topic.read(slots="0", minPartitions="9") == whole
     place = topic.place()
     with topic.node.client() as client:
-        stored = list(client.read("kept", place.core, BundleId("kept", place.core, 0, 0)))
-    segments = [each.bundle_id.segment_seq for each in stored]
+        stored = client.read("kept", place.core, BundleId("kept", place.core, 0, 0))
+        bundles, times_ns = zip(*((each.bundle_id, each.ingestion_unix_ns or 0) for each in stored), strict=True)
+    segments = [each.segment_seq for each in bundles]
     assert segments[11] < topic.first_on_disk()
-    at = json.dumps(offsets.to_json({place: offsets.position(*stored[7].bundle_id[2:])}))
+    at = json.dumps(offsets.to_json({place: offsets.position(*bundles[7][2:])}))
     assert topic.read(startingOffsets=at) == whole[7:]
     assert topic.read(endingOffsets=at) == whole[:7]
-    since = as_text(stored[11].ingestion_unix_ns or 0)
+    since = as_text(times_ns[11])
     assert topic.read(startingTimestamp=since) == whole[11:]
     assert topic.read(where="n < 5") == whole[:5]
+    # The newest segments on the disk have no statistics yet.
+    planned = [piece.segment_seq for each in topic.reader(where="n < 5").partitions() for piece in each.ticket.ranges]
+    assert [seq for seq in planned if seq < topic.first_on_disk()] == sorted({segments[n] for n in range(5)})
     assert topic.read(where="n < 5", slots="0") == whole[:5]
     in_one = [n for n in whole if segments[n] == 1]
-    assert topic.read(includeMetadata="true", where="_quiver_segment = 1") == in_one
+    told = topic.options(includeMetadata="true", where="_quiver_segment = 1")
+    reader = TopicReader(parse_options(told, READ), StructType([*SCHEMA, StructField("_quiver_segment", LongType())]))
+    assert values(reader, reader.partitions()) == in_one
     for options in ({"startingOffsets": "earliest"}, {"startingTimestamp": since}, {"startingOffsets": at}):
         reader, _, partitions = micro_batch(topic.options(**options), SCHEMA)
         assert values(reader, partitions) == topic.read(**options)
