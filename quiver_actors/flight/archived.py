@@ -102,11 +102,11 @@ def archived_columns(client: Client, topic: str, named: Mapping[int, ArchivedNam
 
 
 class ArchivedColumns(NamedTuple):
-    """What is known of the columns of some archived segments of a core."""
+    """Rows and statistics of some archived segments of a core."""
 
     core: int
     statistics: Mapping[int, SegmentStatistics]
-    """Of those that the archive has a description of, by number."""
+    """Statistics of the segments that the archive has a description of, by number."""
     rows: Mapping[int, dict[int, int]]
     """Rows by segment and slot."""
 
@@ -161,7 +161,7 @@ def _listed(
     *,
     with_columns: bool = False,
 ) -> ArchivedStream:
-    """What is archived from a segment on. Of a topic that the node does not archive nothing is, unless it once did and the archive says so.
+    """Ask the archiver what there is from a segment on. If it cannot tell, a topic that the node does not archive has nothing there.
 
     Raises:
         As `with_archive`, of a topic that the node archives.

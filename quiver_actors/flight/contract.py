@@ -77,7 +77,7 @@ class CoreContents(msgspec.Struct, frozen=True):
     comes to any but the last of them. Set only for those who say that they know it."""
 
     comes_next: int = -1
-    """What is stored later has this segment number or a higher one; -1: the worker did not say."""
+    """The least segment number that anything stored later can have; -1: the worker did not say."""
     archived: ArchivedPart | None = None
     """What the disk lacks and the archive has, from where the asker begins; None: it was not asked, or there is none."""
 

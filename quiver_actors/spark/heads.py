@@ -51,6 +51,12 @@ def settled_until(core: CoreContents, start: int) -> int:
     return max(start, min(ahead, default=offsets.position(*END)))
 
 
+def lies_in(begin: offsets.Offsets, end: offsets.Offsets, first: offsets.Offsets, head: offsets.Offsets) -> bool:
+    """Whether a micro-batch from `begin` to `end` is in what was looked at, from `first` to `head`."""
+    is_behind = all(first.get(place, 0) <= begin.get(place, 0) for place in first)
+    return is_behind and all(position <= head.get(place, 0) for place, position in end.items())
+
+
 def is_in_archive(core: CoreContents, position: int) -> bool:
     """Whether a query that stands there has still to read what has left the disk."""
     return core.archived is not None and 0 < position < offsets.position(max(0, core.disk.first), 0)

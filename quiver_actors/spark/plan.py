@@ -80,7 +80,7 @@ class Extent(NamedTuple):
     size_bytes: int
     is_sealed: bool = True
     archived_as: str = ""
-    """As of `StoredRange`."""
+    """See `StoredRange.archived_as`."""
 
 
 def extents_of(core: CoreContents, segments: Iterable[SegmentInfo]) -> list[Extent]:

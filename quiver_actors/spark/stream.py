@@ -32,7 +32,7 @@ from quiver_actors.flight.contract import (
     Node,
 )
 from quiver_actors.spark import offsets
-from quiver_actors.spark.heads import end_of, first_unread, head_behind, is_in_archive, settled_until
+from quiver_actors.spark.heads import end_of, first_unread, head_behind, is_in_archive, lies_in, settled_until
 from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.offsets import Place
@@ -135,7 +135,7 @@ class TopicStreamReader(DataSourceStreamReader):
         if start.get(ID_KEY) != end.get(ID_KEY):
             # The query failed in its first micro-batch, so Spark has asked anew where it begins. It is to begin where it did.
             begin = self._first_begin(until)
-        elif not self._has_looked_at(begin, until):
+        elif self._looked_from is None or not lies_in(begin, until, self._looked_from, self._heads):
             self._look(begin)
         self._settle(begin, until)
         self._check_left(begin, until)
@@ -260,13 +260,6 @@ class TopicStreamReader(DataSourceStreamReader):
                     self._check_expired(place, core, start.get(place, 0))
         self._heads, self._looked_from = heads, dict(start) if is_held else None
         return heads
-
-    def _has_looked_at(self, begin: Positions, end: Positions) -> bool:
-        """Whether the last look was at all between two offsets."""
-        looked_from = self._looked_from
-        if looked_from is None or any(self._heads.get(place, 0) < position for place, position in end.items()):
-            return False
-        return all(looked_from.get(place, 0) <= begin.get(place, 0) for place in {*looked_from, *begin})
 
     def _settle(self, begin: Positions, end: Positions) -> None:
         """Wait until all between the offsets is there, or a notice of its loss: a worker that has just started checks what it has first.

@@ -127,7 +127,7 @@ class ArchivedTopic:
         wait_until(lambda: self.first_on_disk() > behind, f"segment {behind} has left the disk")
 
     def drop_subscribers(self) -> None:
-        """From now on nobody keeps anything on the disk."""
+        """Let nobody keep anything on the disk any more."""
         with self.node.client() as client:
             names = {info.subscriber for infos in client.subscribers("kept").values() for info in infos}
             for name in names - {"quiver-archive"}:
@@ -176,7 +176,7 @@ def test_a_session_reads_archive_and_disk_through_a_node_and_goes_on_where_its_c
     frame = spark.read.format("quiver").options(**topic.options()).load()
     assert frame.columns == ["n", "pad"]
     assert sorted(row.n for row in frame.select("n").collect()) == list(range(topic.count))
-    limit = {"maxRowsPerTrigger": "7"} if HAS_ADMISSION_CONTROL else {}
+    limit = {"maxRowsPerTrigger": "35"} if HAS_ADMISSION_CONTROL else {}
     stream = Stream(spark, tmp_path, "kept", runDir=str(topic.node.run_dir), **limit)
     stream.run_available()
     assert stream.rows() == list(range(topic.count))
@@ -191,7 +191,7 @@ def test_a_session_reads_archive_and_disk_through_a_node_and_goes_on_where_its_c
 
 
 def forget_newest_commit(checkpoint: Path) -> None:
-    """As if the query had been killed before it noted that its newest micro-batch was done."""
+    """Leave the checkpoint as if the query had been killed before it noted that its newest micro-batch was done."""
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     (last.parent / f".{last.name}.crc").unlink(missing_ok=True)

@@ -7,8 +7,8 @@ from typing import Any
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.flight.archived_contents import ArchivedPart
 from quiver_actors.flight.contract import CoreContents
-from quiver_actors.spark.heads import first_unread, head_behind, is_in_archive, past_gaps, settled_until
-from quiver_actors.spark.offsets import position
+from quiver_actors.spark.heads import first_unread, head_behind, is_in_archive, lies_in, past_gaps, settled_until
+from quiver_actors.spark.offsets import Place, position
 
 FAR = position(1 << 40, 0)
 
@@ -81,3 +81,13 @@ def test_what_a_subscriber_has_not_acknowledged_begins_with_what_it_lost() -> No
     assert first_unread(core([], oldest=(5, 1)), FAR) == position(5, 1)
     assert first_unread(core([], oldest=(5, 1), gaps=[lost(4)]), FAR) == position(4, 0)
     assert first_unread(core([]), FAR) == FAR
+
+
+def test_a_micro_batch_that_begins_earlier_or_ends_later_is_looked_at_anew() -> None:
+    a, b = Place("n", 0), Place("n", 1)
+    first, head = {a: 5, b: 7}, {a: 9, b: 7}
+    assert lies_in({a: 5, b: 7}, {a: 9}, first, head)
+    assert lies_in({}, {a: 9}, {}, head)
+    assert not lies_in({a: 4, b: 7}, {a: 9}, first, head)
+    assert not lies_in({a: 5}, {a: 9}, first, head)
+    assert not lies_in({a: 5, b: 7}, {a: 10}, first, head)
