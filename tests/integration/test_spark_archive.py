@@ -14,6 +14,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from quiver_actors.base.model import BundleId
 from quiver_actors.errors import ConfigError, DataLost, UnknownTopic, UsageError
+from quiver_actors.flight.archived_contents import ArchiveTerms
+from quiver_actors.flight.contract import AskSlotRows, Look
+from quiver_actors.flight.local import LocalNode
+from quiver_actors.flight.remote import RemoteNode
+from quiver_actors.flight.server import NodeServer
 from quiver_actors.spark import offsets
 from quiver_actors.spark.connection import forget_client
 from quiver_actors.spark.options import READ, READ_STREAM, parse_options
@@ -226,6 +231,24 @@ def test_reads_begin_anywhere_in_the_archive(topic: ArchivedTopic) -> None:
         assert values(reader, partitions) == topic.read(**options)
     reader, _, partitions = micro_batch(topic.options(startingOffsets="latest"), SCHEMA)
     assert values(reader, partitions) == []
+
+
+def test_a_node_of_another_host_reads_its_archive_for_who_asks(topic: ArchivedTopic) -> None:
+    reader = topic.reader(minPartitions="3")
+    partitions: list[Any] = reader.partitions()
+    archived = [each.ticket for each in partitions if each.ticket.archived is not None]
+    assert archived
+    look = Look("kept", reads_unsealed=True, archive=ArchiveTerms())
+    rows = AskSlotRows("kept", {}, archived={each.place.core: each.ticket.archived for each in partitions[:1]})
+    with topic.node.client() as client, NodeServer(LocalNode("other", lambda: client), "grpc://127.0.0.1:0") as server:
+        local, remote = LocalNode("other", lambda: client), RemoteNode("other", f"grpc://127.0.0.1:{server.port}")
+        assert any(core.archived for core in remote.look(look).cores)
+        assert remote.look(look) == local.look(look)
+        assert remote.schemas("kept", archive=True) == local.schemas("kept", archive=True)
+        assert remote.slot_rows(rows) == local.slot_rows(rows)
+        for ticket in archived:
+            assert list(remote.read(ticket)) == list(local.read(ticket))
+        remote.close()
 
 
 def test_a_plan_has_the_same_rows_when_its_segments_have_left_the_disk(topic: ArchivedTopic) -> None:
