@@ -62,7 +62,8 @@ COLUMNS_BYTES_MAX = 4 << 20
 FILES_MAX = 64
 """Files that one connection has open; the one that was used longest ago goes."""
 CONNECTIONS_MAX = 256
-GUEST_CONNECTIONS_MAX = 16
+GUEST_CONNECTIONS_MAX = 64
+"""Connections of one guest: each task of Spark has a process of its own, and that has a connection."""
 IDLE_SECONDS = 300.0
 """A connection that asks for nothing for so long is closed; a client makes a new one."""
 LOOK_MS = 200

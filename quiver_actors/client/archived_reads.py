@@ -77,12 +77,16 @@ class ArchivedReads:
         """The segments of a range take these in turn: so one is fetched while another is read."""
         self._fetches = BackgroundFetches()
         self._lists: dict[tuple[str, int, str], ArchivedStream] = {}
-        """What was listed last for subscribers, by topic, core and incarnation."""
+        """What was listed last because a segment had left the disk, by topic, core and incarnation."""
 
     @property
     def has_archiver(self) -> bool:
         """Whether the node has an archiver, though it may be away just now. Does not wait."""
         return self._door.is_there
+
+    def another_door(self) -> ArchiveDoor:
+        """A connection of its own to the archiver, which is made when it is used first; for the caller to close."""
+        return self._door.another()
 
     def before(
         self,
@@ -121,24 +125,38 @@ class ArchivedReads:
         newest = max((info.segment_seq for info in on_disk), default=max(stream.gone, default=-1))
         return [stream.segments[seq] for seq in sorted(stream.gone) if seq <= newest]
 
-    def since(self, stream: ArchivedStream, first_segment_seq: int, on_disk: Sequence[SegmentInfo]) -> ArchivedStream:
+    def since(
+        self,
+        stream: ArchivedStream,
+        first_segment_seq: int,
+        on_disk: Sequence[SegmentInfo],
+        *,
+        with_columns: bool = False,
+    ) -> ArchivedStream:
         """All that is archived of a stream from a segment on, whatever is on the disk. Raises as `before`."""
         if not stream.incarnation:
             return stream
-        return self._listed(stream, first_segment_seq, {info.segment_seq for info in on_disk})
+        numbers = {info.segment_seq for info in on_disk}
+        return self._listed(stream, first_segment_seq, numbers, with_columns=with_columns)
 
     def again(self, stream: ArchivedStream, segment_seq: int) -> ArchivedStream:
-        """Look for a segment that has left the disk since it was listed.
+        """Look for a segment that has left the disk since it was listed. One list names many: it serves those that are looked for next.
 
         Raises:
             NotStored: it is not in the archive either.
             And as `before`.
         """
+        key = stream.topic, stream.core, stream.incarnation
+        known = self._lists.get(key)
+        info = None if known is None else known.segments.get(segment_seq)
+        if known is not None and info is not None and info.size_bytes:
+            return known
         found = self._listed(stream, segment_seq, set())
         if segment_seq not in found.segments:
             raise NotStored(
                 f"segment {segment_seq} of topic {stream.topic!r}, core {stream.core}, is not stored any more"
             )
+        self._lists[key] = found
         return found
 
     def reader(
@@ -223,7 +241,7 @@ class ArchivedReads:
                     "the node has no archiver: set archive.url again"
                 )
             with contextlib.suppress(NotStored):
-                listed = self._lists[key] = self.again(stream, segment_seq)
+                listed = self.again(stream, segment_seq)
         if listed is None or segment_seq not in listed.segments or listed.was_never_archived(segment_seq):
             raise StorageUnavailable(
                 f"segment {segment_seq} of topic {stream.topic!r}, core {stream.core}, was in the archive when it left the disk, and the "

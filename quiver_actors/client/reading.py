@@ -15,7 +15,7 @@ from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.exchange import Exchange
-from quiver_actors.client.projection import Asked
+from quiver_actors.client.projection import EVERYTHING, Asked, Projection
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.requests import Requests, WantedRange
 from quiver_actors.client.schemas import HeldSchema
@@ -43,6 +43,11 @@ class ReadingClient:
         what its topic syncs at the seal only (`ReadableSegments.is_complete`). Raises as `flush`.
         """
         return self._exchange.run(self._requests.readable(topic))
+
+    @property
+    def archived_reads(self) -> ArchivedReads:
+        """The archived part of what this client reads, for those who plan reads. Its methods wait for the archiver of the node."""
+        return self._archived
 
     def archived(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
         """The segments of a topic that have left the disk, as the node's archive knows them, oldest first, by core.
@@ -111,7 +116,15 @@ class ReadingClient:
         return reader_of(*opened, segment_seq, verifies_checksums=verifies, tell_damage=tell)
 
     def read_part(
-        self, core: int, topic: str, segment_seq: int, first: int, end: int, *, verify_checksums: bool | None = None
+        self,
+        core: int,
+        topic: str,
+        segment_seq: int,
+        first: int,
+        end: int,
+        *,
+        verify_checksums: bool | None = None,
+        projection: Projection = EVERYTHING,
     ) -> BundleReader:
         """Map the bundles `[first, end)` of one segment, sealed or not, and read them without claiming anything.
 
@@ -134,7 +147,7 @@ class ReadingClient:
         except NotStored:
             found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse()))
             archived = self._archived.again(ArchivedStream(topic, core, found.incarnation), segment_seq)
-            return self._archived.reader(archived, part, found.projection)
+            return self._archived.reader(archived, part, projection)
 
     def read(
         self,

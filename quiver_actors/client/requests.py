@@ -379,7 +379,13 @@ def _readable_segments_in(call: Call) -> ReadableSegments:
     assert isinstance(listed, SegmentList), "only this answers ListSegments"
     opened, complete = list(listed.open_segments), listed.is_complete
     return ReadableSegments(
-        listed.segments, opened, complete, listed.incarnation, listed.next_segment_seq, listed.obstacle
+        listed.segments,
+        opened,
+        complete,
+        listed.incarnation,
+        listed.next_segment_seq,
+        listed.obstacle,
+        listed.unlisted,
     )
 
 

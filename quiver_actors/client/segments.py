@@ -86,6 +86,8 @@ class ReadableSegments(NamedTuple):
     obstacle: str = ""
     """Why some of what was acknowledged could not be read within seconds, as while a publish in front of it is stuck; empty: nothing is in
     the way."""
+    unlisted: tuple[int, ...] = ()
+    """Numbers of segments that are there and not in the first list: not sealed, or damaged and not rescued yet."""
 
     @property
     def infos(self) -> list[SegmentInfo]:

@@ -13,6 +13,8 @@ import msgspec
 import pyarrow as pa
 
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
+from quiver_actors.flight import archived_contents
+from quiver_actors.flight.archived_contents import ArchivedNames, ArchivedPart, ArchiveTerms, DiskNumbers
 
 ERROR_PREFIX = "quiver:"
 """How a server marks the message of an error that is one of ours: `quiver:<code>:<message>`."""
@@ -46,6 +48,8 @@ class Look(msgspec.Struct, frozen=True, tag=True):
     hold: HoldTerms | None = None
     reads_unsealed: bool = False
     """Whether the asker knows `CoreContents.unsealed`. If it does, bundles that can be read before their seal are not sealed for it."""
+    archive: ArchiveTerms | None = None
+    """What the asker wants of the node's archive, if the disk has no more of it; None: nothing. An older node knows no such thing."""
 
 
 class CoreContents(msgspec.Struct, frozen=True):
@@ -67,18 +71,32 @@ class CoreContents(msgspec.Struct, frozen=True):
     next_segment_seq: int = -1
     """No segment has had this number or a higher one; -1: the worker did not say. Set only with a hold."""
     incarnation: str = ""
-    """Incarnation of the directory that these numbers belong to; empty: the worker did not say. Set only with a hold."""
+    """Incarnation of the directory that these numbers belong to; empty: the worker did not say."""
     unsealed: list[SegmentInfo] = []
     """Not sealed, oldest first, behind `segments`: what can be read of them already. Rows are not counted: `row_count` is -1. Nothing
     comes to any but the last of them. Set only for those who say that they know it."""
 
+    comes_next: int = -1
+    """The least segment number that anything stored later can have; -1: the worker did not say."""
+    archived: ArchivedPart | None = None
+    """What the disk lacks and the archive has, from where the asker begins; None: it was not asked, or there is none."""
+
     @property
     def readable(self) -> list[SegmentInfo]:
-        """All segments, oldest first, with the bundles of them that can be read."""
-        return sorted([*self.segments, *self.unsealed], key=lambda info: info.segment_seq)
+        """All segments, oldest first, with the bundles of them that can be read, wherever they are."""
+        in_archive = [] if self.archived is None else self.archived.segments
+        return sorted([*in_archive, *self.segments, *self.unsealed], key=lambda info: info.segment_seq)
+
+    @property
+    def disk(self) -> DiskNumbers:
+        """The numbers that the disk accounts for."""
+        on_disk = sorted([*self.segments, *self.unsealed], key=lambda info: info.segment_seq)
+        return DiskNumbers(on_disk, self.unsettled, self.comes_next)
 
     def begins_behind(self, start: tuple[int, int]) -> bool:
         """Whether bundles from `start` (segment, bundle) on may have been deleted, as nobody held them."""
+        if self.archived is not None:
+            return archived_contents.begins_behind(self.disk, self.archived, start)
         stored = [info.segment_seq for info in self.readable]
         return start != (0, 0) and (min(stored, default=start[0]) > start[0] or (start[1] > 0 and not stored))
 
@@ -96,6 +114,8 @@ class AskSchemas(msgspec.Struct, frozen=True, tag=True):
     """Every schema of everything that can be read, sealed or not."""
 
     topic: str
+    archive: bool = False
+    """Whether what has left the disk and is in the archive counts, too. An older node knows no such thing."""
 
 
 class Schemas(msgspec.Struct, frozen=True):
@@ -132,6 +152,8 @@ class AskSlotRows(msgspec.Struct, frozen=True, tag=True):
     """Bundles of segments that are not sealed: the rows of these only."""
     wanted: WantedRows | None = None
     """Say, too, which sealed segments of the topic have none of these rows, by their statistics."""
+    archived: dict[int, ArchivedNames] = {}
+    """The same is asked of these segments, which the archive alone has, by core."""
 
 
 class SlotRows(msgspec.Struct, frozen=True):
@@ -219,6 +241,9 @@ class ReadTicket(msgspec.Struct, frozen=True):
     """Leave out bundles that lack one of these slots, unread."""
     verify_checksums: bool = True
     """Prove each bundle against its checksum, whole, before its rows are given."""
+    archived: ArchivedNames | None = None
+    """Segments of the ranges that the archive alone has, all of one core; None: there are none. Others are read from the disk, or, if they
+    have left it meanwhile, from the archive, too."""
 
 
 class TableTicket(msgspec.Struct, frozen=True, tag="table", tag_field="kind"):
@@ -244,8 +269,8 @@ class Node(Protocol):
     def look(self, request: Look) -> Contents:
         """Return what the node stores of a topic, and hold it for a subscriber if the request asks for that."""
 
-    def schemas(self, topic: str) -> Schemas:
-        """Return the distinct schemas of a topic's stored streams, by slot."""
+    def schemas(self, topic: str, *, archive: bool = False) -> Schemas:
+        """Return the distinct schemas of a topic's stored streams, by slot; with `archive` also of those that have left the disk."""
 
     def slot_rows(self, request: AskSlotRows) -> SlotRows:
         """Return the rows of each slot in the segments that the request names."""

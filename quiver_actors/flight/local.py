@@ -27,6 +27,7 @@ from quiver_actors.errors import (
     UnknownSubscriber,
     WorkerUnavailable,
 )
+from quiver_actors.flight.archived import KnownPart, TicketSegments, archived_columns, archived_schemas, with_archive
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSlotRows,
@@ -107,6 +108,8 @@ class LocalNode:
         if request.hold is not None:
             return self._look_held(client, request, request.hold)
         cores = checked_contents(client, self.name, request)
+        if request.archive is not None:
+            cores = [with_archive(client, request.topic, core, request.archive) for core in cores]
         return Contents(self.name, _slots_of(client, request.topic), cores)
 
     def _look_held(self, client: Client, request: Look, terms: HoldTerms) -> Contents:
@@ -133,26 +136,39 @@ class LocalNode:
             cores = [
                 held_contents(core, held, request, is_new=core not in kept.known_on) for core, held in found.items()
             ]
+            if request.archive is not None:
+                known = kept.archived
+                cores = [with_archive(client, request.topic, core, request.archive, known) for core in cores]
+            # Not before the archive has answered: what is new is said once.
             kept.known_on.update(found)
         self.close_idle_holds()
         return Contents(self.name, slots, cores)
 
-    def schemas(self, topic: str) -> Schemas:
+    def schemas(self, topic: str, *, archive: bool = False) -> Schemas:
         """Return each distinct schema of what can be read of the topic once."""
+        client = self._client()
         found: dict[int, dict[bytes, None]] = {}
-        for held in self._client().schemas(topic):
+        for held in client.schemas(topic):
             found.setdefault(held.slot_id, {})[held.message] = None
+        for slot_id, message in archived_schemas(client, topic) if archive else ():
+            found.setdefault(slot_id, {})[message] = None
         return Schemas({slot_id: list(messages) for slot_id, messages in found.items()})
 
     def slot_rows(self, request: AskSlotRows) -> SlotRows:
         """Add up the rows of each slot, and find the sealed segments that have none of the wanted rows."""
         client = self._client()
-        counted = stored_rows(client, request)
+        by_core = stored_rows(client, request).by_core
+        archived = list(archived_columns(client, request.topic, request.archived))
+        for each in archived:
+            by_core.setdefault(each.core, {}).update(each.rows)
         if request.wanted is None:
-            return counted
+            return SlotRows(by_core)
         left_out = unmatched(client.statistics(request.topic), request.wanted)
         client.tell_pruned(request.topic, {core: len(segments) for core, segments in left_out.items()})
-        return SlotRows(counted.by_core, left_out)
+        in_archive = {each.core: each.statistics for each in archived}
+        for core, segments in unmatched(in_archive, request.wanted).items() if in_archive else ():
+            left_out[core] = sorted({*left_out.get(core, ()), *segments})
+        return SlotRows(by_core, left_out)
 
     def weights(self, request: AskWeights) -> Weights:
         """Read the row counts of one segment's bundles without checking their checksums; who reads the rows checks them."""
@@ -198,18 +214,19 @@ class LocalNode:
             time.sleep(_CHECK_LOOK_SECONDS)
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        """Yield rows of mapped segments of this host, batch by batch, without a copy through a socket."""
-        return read_rows(
-            self._client(),
-            self.name,
-            ticket.topic,
-            ticket.slots,
-            ticket.ranges,
-            schema_of(ticket.schema),
-            skip_missing=ticket.skip_missing,
-            required=ticket.required,
-            verify_checksums=ticket.verify_checksums,
-        )
+        """Yield rows of mapped segments of this host, and of archived ones, batch by batch, without a copy through a socket."""
+        with contextlib.closing(TicketSegments(self._client(), ticket)) as segments:
+            yield from read_rows(
+                segments,
+                self.name,
+                ticket.topic,
+                ticket.slots,
+                ticket.ranges,
+                schema_of(ticket.schema),
+                skip_missing=ticket.skip_missing,
+                required=ticket.required,
+                verify_checksums=ticket.verify_checksums,
+            )
 
     def close(self) -> None:
         """End the consumers of remote clients, and let go of all holds: their subscribers go on holding for their time to live."""
@@ -267,6 +284,8 @@ def _lost_for(client: Client, request: Look, terms: HoldTerms, known_on: set[int
     """What workers that do not know the subscriber have, if one of them has lost what it needs."""
     found = client.readable(request.topic).items()
     new = [core_contents(core, each, request, is_new=True) for core, each in found if core not in known_on]
+    if request.archive is not None:
+        new = [with_archive(client, request.topic, core, request.archive) for core in new]
     return new if any(each.begins_behind(terms.starts.get(each.core, (0, 0))) for each in new) else []
 
 
@@ -278,6 +297,8 @@ class _KeptHold:
         self.used_at_ns = time.monotonic_ns()
         self.known_on = known_on
         """Workers that know the subscriber."""
+        self.archived: dict[int, KnownPart] = {}
+        """What the archive has in front of the disk, by core."""
         self._terms = client, topic, terms
         self.hold = self._attached()
 

@@ -61,9 +61,9 @@ class RemoteNode:
         """Ask the node's Flight server what it stores of a topic."""
         return self._ask(request, Contents)
 
-    def schemas(self, topic: str) -> Schemas:
+    def schemas(self, topic: str, *, archive: bool = False) -> Schemas:
         """Ask the node's Flight server for the distinct schemas of a topic."""
-        return self._ask(AskSchemas(topic), Schemas)
+        return self._ask(AskSchemas(topic, archive), Schemas)
 
     def slot_rows(self, request: AskSlotRows) -> SlotRows:
         """Ask the node's Flight server for the rows of each slot."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from quiver_actors.base.conform import conform
 from quiver_actors.base.widening import AmbiguousColumns
+from quiver_actors.client.projection import Projection
 from quiver_actors.client.segments import BundleReader
 from quiver_actors.errors import ChecksumMismatch, DataLost, NotStored, StorageUnavailable, UnsupportedType, UsageError
 from quiver_actors.flight.contract import BundleRange
@@ -62,9 +63,10 @@ def read_rows(
         AmbiguousColumns: a bundle has several columns of a name that is wanted; with `skip_missing` such bundles are left out.
         UnsupportedType: a value does not fit.
     """
+    projection = wanted_of(slots, target)
     for piece in ranges:
         try:
-            segment = _opened(client, topic, piece, verify_checksums=verify_checksums)
+            segment = _opened(client, topic, piece, projection, verify_checksums=verify_checksums)
         except NotStored:
             if skip_missing:
                 continue
@@ -87,7 +89,15 @@ def _placing(batches: Iterator[pa.RecordBatch], where: str) -> Iterator[pa.Recor
         raise type(error)(f"{where}: {error}") from error
 
 
-def _opened(client: Stored, topic: str, piece: BundleRange, *, verify_checksums: bool) -> BundleReader:
+def wanted_of(slots: Mapping[str, int], target: pa.Schema) -> Projection:
+    """What rows of a schema are made of: with one slot its columns of these names, else the slots."""
+    slot_ids = frozenset(slots.values())
+    return Projection(slot_ids, {slot_id: tuple(target.names) for slot_id in slot_ids} if len(slot_ids) == 1 else {})
+
+
+def _opened(
+    client: Stored, topic: str, piece: BundleRange, projection: Projection, *, verify_checksums: bool
+) -> BundleReader:
     """What reads a range. A worker that has just started first looks at what it has: that is waited for.
 
     Raises:
@@ -97,14 +107,18 @@ def _opened(client: Stored, topic: str, piece: BundleRange, *, verify_checksums:
     deadline = time.monotonic() + _OPEN_SECONDS
     while True:
         try:
-            return client.read_part(
+            segment = client.read_part(
                 piece.core,
                 topic,
                 piece.segment_seq,
                 piece.bundle_start,
                 piece.bundle_end,
                 verify_checksums=verify_checksums,
+                projection=projection,
             )
+            # One of the archive is looked for when it is first asked something.
+            segment.is_lost(piece.bundle_start)
+            return segment
         except StorageUnavailable:
             if time.monotonic() > deadline:
                 raise

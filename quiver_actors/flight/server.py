@@ -168,7 +168,7 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
             case Look():
                 return node.look(request)
             case AskSchemas():
-                return node.schemas(request.topic)
+                return node.schemas(request.topic, archive=request.archive)
             case AskSlotRows():
                 return node.slot_rows(request)
             case AskWeights():

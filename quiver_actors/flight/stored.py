@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
 import pyarrow as pa
 
 from quiver_actors.client import Client
 from quiver_actors.client.hold import HeldCore
+from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.segments import BundleReader, ReadableSegments
 from quiver_actors.errors import FormatError, NotStored, WorkerUnavailable
 from quiver_actors.flight.contract import (
@@ -52,9 +53,17 @@ class Stored(Protocol):
         """Open a sealed segment. Raises NotStored."""
 
     def read_part(
-        self, core: int, topic: str, segment_seq: int, first: int, end: int, *, verify_checksums: bool | None = None
+        self,
+        core: int,
+        topic: str,
+        segment_seq: int,
+        first: int,
+        end: int,
+        *,
+        verify_checksums: bool | None = None,
+        projection: Projection = EVERYTHING,
     ) -> BundleReader:
-        """Open the bundles `[first, end)` of a segment. Raises NotStored."""
+        """Open the bundles `[first, end)` of a segment, to fetch what is wanted of an archived one. Raises NotStored."""
 
 
 def make_readable(client: Client, request: Look) -> None:
@@ -87,7 +96,14 @@ def checked_contents(client: Client, node: str, request: Look) -> list[CoreConte
 def core_contents(core: int, found: ReadableSegments, request: Look, *, is_new: bool = False) -> CoreContents:
     """What one core has for somebody who holds nothing there."""
     unsealed = found.unsealed if request.reads_unsealed else []
-    return CoreContents(core, found.sealed, is_new=is_new, unsealed=unsealed)
+    return CoreContents(
+        core,
+        found.sealed,
+        is_new=is_new,
+        incarnation=found.incarnation,
+        unsealed=unsealed,
+        comes_next=_comes_next(found.unlisted, found.next_segment_seq),
+    )
 
 
 def held_contents(core: int, held: HeldCore, request: Look, *, is_new: bool) -> CoreContents:
@@ -106,7 +122,12 @@ def held_contents(core: int, held: HeldCore, request: Look, *, is_new: bool) -> 
         held.next_segment_seq,
         held.incarnation,
         unsealed,
+        _comes_next(held.unsettled, held.next_segment_seq),
     )
+
+
+def _comes_next(coming: Collection[int], next_segment_seq: int) -> int:
+    return -1 if next_segment_seq < 0 else min([*coming, next_segment_seq])
 
 
 def stored_schemas(client: Stored, topic: str) -> Schemas:

@@ -61,8 +61,7 @@ class Weigher:
         return known
 
     def _ask(self, place: Place, info: SegmentInfo, first: int) -> Weights:
-        end = -1 if first == 0 and info.row_count >= 0 else info.bundle_count
-        request = AskWeights(self._topic, place.core, info.segment_seq, self._slots, first, end)
+        request = AskWeights(self._topic, place.core, info.segment_seq, self._slots, first, info.bundle_count)
         return self._nodes.get(place.node).weights(request)
 
 

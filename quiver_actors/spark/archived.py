@@ -12,9 +12,6 @@ from typing import NoReturn, TypeVar
 import pyarrow as pa
 
 from quiver_actors.archive.reading.archive import Archive, nodes_at, open_archive
-from quiver_actors.client.archived_reader import ArchivedReader
-from quiver_actors.client.projection import Projection
-from quiver_actors.client.segments import ReadableSegments
 from quiver_actors.errors import UnknownTopic, UsageError
 from quiver_actors.flight.contract import (
     Acknowledge,
@@ -102,7 +99,7 @@ class ArchivedNode:
         cores = [CoreContents(core, infos) for core, infos in self._archive.segments(request.topic).items()]
         return Contents(self.name, self._archive.topics()[request.topic].slots, cores)
 
-    def schemas(self, topic: str) -> Schemas:
+    def schemas(self, topic: str, *, archive: bool = False) -> Schemas:
         """Return each distinct schema of the archived segments."""
         return stored_schemas(self._archive, topic)
 
@@ -120,11 +117,10 @@ class ArchivedNode:
         return stored_weights(self._archive, request)
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the ticket's ranges; only the blocks of its slots are fetched."""
+        """Yield the rows of the ticket's ranges; only the blocks of its slots and columns are fetched."""
         self._archive.refresh()
-        wanted = _SomeSlots(self._archive, Projection(frozenset(ticket.slots.values())))
         return read_rows(
-            wanted,
+            self._archive,
             self.name,
             ticket.topic,
             ticket.slots,
@@ -152,25 +148,3 @@ class ArchivedNode:
 
     def _refuse(self) -> NoReturn:
         raise UsageError(f"{self._archive.url} is an archive: it can only be read")
-
-
-class _SomeSlots:
-    """An archive of which only some slots are read."""
-
-    def __init__(self, archive: Archive, projection: Projection) -> None:
-        self._archive = archive
-        self._projection = projection
-
-    def readable(self, topic: str) -> dict[int, ReadableSegments]:
-        """See `Archive.readable`."""
-        return self._archive.readable(topic)
-
-    def read_segment(self, core: int, topic: str, segment_seq: int) -> ArchivedReader:
-        """See `Archive.read_segment`."""
-        return self._archive.read_segment(core, topic, segment_seq)
-
-    def read_part(
-        self, core: int, topic: str, segment_seq: int, first: int, end: int, *, verify_checksums: bool | None = None
-    ) -> ArchivedReader:
-        """Open a part of which only the slots are fetched."""
-        return self._archive.read_part(core, topic, segment_seq, first, end, projection=self._projection)

@@ -6,7 +6,8 @@ Spark stores offsets as JSON text in the query's checkpoint and compares them as
 
 A position is `segment_seq * 65536 + bundle_index` of the next bundle. Behind a whole segment it is the start of the next number, so that
 one place has one spelling. Positions of a core only rise. They are of one directory, whose incarnation `stores` says where it is known:
-in another one, made when the topic was created anew or its node was given an empty disk, the same numbers name other bundles.
+in another one, made when the topic was created anew or its node was given an empty disk, the same numbers name other bundles. A list
+`archive` names the workers of which the query was still reading what had left the disk.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 from quiver_actors.errors import ConfigError
 
 VERSION = 1
+ARCHIVE_KEY = "archive"
 _SEGMENT_POSITIONS = 1 << 16
 
 
@@ -92,6 +94,18 @@ def stores_of(value: Mapping[str, Any]) -> dict[Place, str]:
     if not isinstance(stores, Mapping) or not all(isinstance(store, str) for store in stores.values()):
         raise ConfigError(f'{json.dumps(value)} are not offsets: expected "stores" to name a directory for each worker')
     return {_place(name): store for name, store in stores.items()}
+
+
+def in_archive(value: Mapping[str, Any]) -> set[Place]:
+    """Which positions were in front of what the disk had, so that bundles were still to be read from the archive.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    places = value.get(ARCHIVE_KEY, [])
+    if not isinstance(places, list) or not all(isinstance(place, str) for place in places):
+        raise ConfigError(f'{json.dumps(value)} are not offsets: expected "{ARCHIVE_KEY}" to be a list of workers')
+    return {_place(name) for name in places}
 
 
 def parse_offsets(text: str) -> dict[Place, int]:

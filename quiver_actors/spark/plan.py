@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from quiver_actors.base.protocol.messages import SegmentInfo
-from quiver_actors.flight.contract import AskSlotRows, BundleRange, SlotRows, WantedRows
+from quiver_actors.flight.archived_contents import ArchivedNames
+from quiver_actors.flight.contract import AskSlotRows, BundleRange, CoreContents, SlotRows, WantedRows
 from quiver_actors.spark.offsets import Place
 
 
@@ -22,6 +23,8 @@ class StoredRange(NamedTuple):
     size_bytes: int
     """Size of these."""
     is_sealed: bool = True
+    archived_as: str = ""
+    """Incarnation of the directory under which the node's archive has the segment, where the disk has not; empty: it is on the disk."""
 
 
 class PlannedPartition(NamedTuple):
@@ -76,11 +79,19 @@ class Extent(NamedTuple):
     bundle_count: int
     size_bytes: int
     is_sealed: bool = True
+    archived_as: str = ""
+    """See `StoredRange.archived_as`."""
 
 
-def extents_of(segments: Iterable[SegmentInfo]) -> list[Extent]:
-    """The extents of segments; rows are counted in sealed ones only."""
-    return [Extent(info.segment_seq, info.bundle_count, info.size_bytes, info.row_count >= 0) for info in segments]
+def extents_of(core: CoreContents, segments: Iterable[SegmentInfo]) -> list[Extent]:
+    """The extents of some segments of a core; rows are counted in sealed ones only."""
+    archived = set() if core.archived is None else {info.segment_seq for info in core.archived.segments}
+
+    def extent(info: SegmentInfo) -> Extent:
+        archived_as = core.incarnation if info.segment_seq in archived else ""
+        return Extent(info.segment_seq, info.bundle_count, info.size_bytes, info.row_count >= 0, archived_as)
+
+    return [extent(info) for info in segments]
 
 
 def ranges_between(
@@ -88,11 +99,11 @@ def ranges_between(
 ) -> list[StoredRange]:
     """The parts of segments from bundle `start` up to and not including `end`, both (segment, bundle)."""
     found = []
-    for segment_seq, bundle_count, size_bytes, is_sealed in segments:
-        first = max((segment_seq, 0), start)
-        last = min((segment_seq, bundle_count), end)
+    for extent in segments:
+        first = max((extent.segment_seq, 0), start)
+        last = min((extent.segment_seq, extent.bundle_count), end)
         if first < last:
-            found.append(StoredRange(place, segment_seq, first[1], last[1], bundle_count, size_bytes, is_sealed))
+            found.append(StoredRange(place, extent.segment_seq, first[1], last[1], *extent[1:]))
     return found
 
 
@@ -100,12 +111,23 @@ def rows_request(stored: Iterable[StoredRange], node: str, topic: str, wanted: W
     """Ask a node for the rows of each slot in the ranges of it: of whole segments if they are sealed, else of the ranges alone."""
     segments: dict[int, list[int]] = {}
     ranges: list[BundleRange] = []
-    for piece in stored:
-        if piece.place.node == node and piece.is_sealed:
+    pieces = [piece for piece in stored if piece.place.node == node]
+    for piece in pieces:
+        if piece.is_sealed and not piece.archived_as:
             segments.setdefault(piece.place.core, []).append(piece.segment_seq)
-        elif piece.place.node == node:
+        elif not piece.is_sealed:
             ranges.append(BundleRange(piece.place.core, piece.segment_seq, piece.bundle_start, piece.bundle_end))
-    return AskSlotRows(topic, segments, ranges, wanted)
+    return AskSlotRows(topic, segments, ranges, wanted, archived_names(pieces))
+
+
+def archived_names(stored: Iterable[StoredRange]) -> dict[int, ArchivedNames]:
+    """The segments of the ranges of one node that its archive alone has, by core."""
+    found: dict[int, ArchivedNames] = {}
+    for piece in stored:
+        if piece.archived_as:
+            names = found.setdefault(piece.place.core, ArchivedNames(piece.archived_as, {}))
+            names.bundle_counts[piece.segment_seq] = piece.bundle_count
+    return found
 
 
 def having_slots(

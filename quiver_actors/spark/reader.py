@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -18,7 +18,8 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from quiver_actors.base.model import ENVELOPE_SLOT, SlotTable
-from quiver_actors.errors import UsageError
+from quiver_actors.errors import DataLost, UsageError
+from quiver_actors.flight.archived_contents import NOT_STORED, ArchiveTerms, Loss, losses_in
 from quiver_actors.flight.contract import (
     AskWeights,
     Contents,
@@ -40,6 +41,7 @@ from quiver_actors.spark.plan import (
     Extent,
     PlannedPartition,
     StoredRange,
+    archived_names,
     extents_of,
     having_slots,
     matching_ranges,
@@ -78,7 +80,9 @@ class TopicReader(DataSourceReader):
         """Plan partitions over everything that is stored on all nodes. Runs on the driver."""
         options = self._options
         nodes = read_nodes(options)
-        contents = nodes.ask_all(lambda node: node.look(everything(options.topic)))
+        contents = nodes.ask_all(
+            lambda node: node.look(everything(options.topic, wanted_of_archive(options, node.name)))
+        )
         stored = [
             piece
             for name, found in contents.items()
@@ -100,22 +104,62 @@ class TopicReader(DataSourceReader):
         return read_partition(self._options, partition)
 
     def _wanted(self, node: Node, place: Place, core: CoreContents) -> list[StoredRange]:
-        """Return the part of a core's bundles that the options ask for."""
+        """Return the part of a core's bundles that the options ask for.
+
+        Raises:
+            DataLost: some of it is neither on the disk nor in the archive, and the read is not to go on without.
+        """
         options = self._options
         start, end = _position(options.starting_offsets, place), _position(options.ending_offsets, place)
         if options.starting_unix_ns is not None:
             start = position_at(node, options, place, core, options.starting_unix_ns)
-        segments = wanted_extents(options, place, core)
-        return ranges_between(place, segments, offsets.bundle_of(start), END if end < 0 else offsets.bundle_of(end))
+        begin, until = offsets.bundle_of(start), END if end < 0 else offsets.bundle_of(end)
+        for loss in losses_of(core, begin, until):
+            tell_loss(options, f"{place} of topic {options.topic!r} lost {loss}")
+        return ranges_between(place, wanted_extents(options, place, core), begin, until)
+
+
+def wanted_of_archive(options: SourceOptions, node: str) -> ArchiveTerms:
+    """What a read of these options wants of the archive of a node, if the disk has no more of it."""
+    starts = options.starting_offsets if isinstance(options.starting_offsets, Mapping) else {}
+    wanted = {place.core: offsets.bundle_of(position) for place, position in starts.items() if place.node == node}
+    return ArchiveTerms(wanted, options.starting_unix_ns or 0)
+
+
+def losses_of(
+    core: CoreContents, start: tuple[int, int], end: tuple[int, int], *, tells_first: bool = True
+) -> Iterator[Loss]:
+    """Yield what disk and archive say that is lost of a range; nothing where the archive was not asked.
+
+    Args:
+        tells_first: whether what is gone right at the start, without a record, is wanted: who stands there may have read it.
+    """
+    if core.archived is None:
+        return
+    if tells_first and start < end and core.begins_behind(start):
+        yield Loss(start[0], start[1], 0, NOT_STORED)
+    yield from losses_in(core.disk, core.archived, start, end)
+
+
+def tell_loss(options: SourceOptions, what: str) -> None:
+    """Log a loss of a batch read.
+
+    Raises:
+        DataLost: the read is not to go on without what is missing.
+    """
+    if options.fail_on_data_loss:
+        raise DataLost(f"{what}. To go on with what is left, read with failOnDataLoss=false")
+    logger.warning("quiver.spark.data_lost %s", what)
 
 
 def wanted_extents(options: SourceOptions, place: Place, core: CoreContents) -> list[Extent]:
     """The segments of a core that can have rows for `where`, by their place and their times."""
-    return extents_of(
+    wanted = (
         info
         for info in core.readable
         if options.where.may_hold(place, info.segment_seq, info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos)
     )
+    return extents_of(core, wanted)
 
 
 def having_rows(
@@ -125,30 +169,34 @@ def having_rows(
     wanted = options.where.wanted_rows(slots, target)
     if wanted is None:
         return stored
+    archived = [piece for piece in stored if piece.archived_as]
     rows = read_nodes(options).ask(
         {piece.place.node for piece in stored},
-        lambda node: node.slot_rows(rows_request((), node.name, options.topic, wanted)),
+        lambda node: node.slot_rows(rows_request(archived, node.name, options.topic, wanted)),
     )
     found = matching_ranges(stored, rows)
     logger.info("quiver.spark.pruned topic=%s segments=%d of=%d", options.topic, len(stored) - len(found), len(stored))
     return found
 
 
-def everything(topic: str) -> Look:
+def everything(topic: str, archive: ArchiveTerms | None = None) -> Look:
     """Ask for all that was acknowledged before."""
-    return Look(topic, flush=True, reads_unsealed=True)
+    return Look(topic, flush=True, reads_unsealed=True, archive=archive)
 
 
 def read_partitions(
-    options: SourceOptions, slots: Slots, target: pa.Schema, stored: Iterable[StoredRange]
+    options: SourceOptions, slots: Slots, target: pa.Schema, stored: Sequence[StoredRange]
 ) -> list[InputPartition]:
     """Partitions for these bundles."""
     options.where.check(target)
     nodes = read_nodes(options)
     schema = schema_bytes(target)
     required = options.where.required_slots(slots)
+    archived = {(piece.place, piece.segment_seq): piece for piece in stored if piece.archived_as}
 
     def partition(planned: PlannedPartition) -> TopicPartition:
+        places = ((planned.place, piece.segment_seq) for piece in planned.ranges)
+        names = archived_names(archived[place] for place in places if place in archived)
         ticket = ReadTicket(
             options.topic,
             dict(slots),
@@ -157,6 +205,7 @@ def read_partitions(
             skip_missing=not options.fail_on_data_loss,
             required=required,
             verify_checksums=options.verify_checksums,
+            archived=names.get(planned.place.core),
         )
         return TopicPartition(planned.place, nodes.location(planned.place.node), ticket)
 
@@ -250,7 +299,7 @@ def slot_rows(options: SourceOptions, stored: Sequence[StoredRange]) -> dict[str
 def _schemas_of(options: SourceOptions, contents: Mapping[str, Contents]) -> dict[int, list[pa.Schema]]:
     """Every stored schema by slot, the bundles' envelope left out."""
     found: dict[int, list[pa.Schema]] = {}
-    for schemas in read_nodes(options).ask(contents, lambda node: node.schemas(options.topic)).values():
+    for schemas in read_nodes(options).ask(contents, lambda node: node.schemas(options.topic, archive=True)).values():
         for slot_id, messages in schemas.by_slot.items():
             if slot_id != ENVELOPE_SLOT:
                 found.setdefault(slot_id, []).extend(map(schema_of, messages))
@@ -263,19 +312,24 @@ def position_at(node: Node, options: SourceOptions, place: Place, core: CoreCont
         if info.last_ingestion_ts_nanos >= unix_ns:
             if info.first_ingestion_ts_nanos >= unix_ns:
                 return offsets.position(info.segment_seq, 0)
-            end = -1 if info.row_count >= 0 else info.bundle_count
-            request = AskWeights(options.topic, place.core, info.segment_seq, [], 0, end)
+            request = AskWeights(options.topic, place.core, info.segment_seq, [], 0, info.bundle_count)
             times = node.weights(request).ingestion_unix_ns
             index = next((index for index, time_ns in enumerate(times) if time_ns >= unix_ns), len(times))
             return offsets.position(info.segment_seq, index, info.bundle_count)
-    return head_of(core)
+    return end_of_stored(core)
 
 
 def head_of(core: CoreContents) -> int:
     """The position behind everything that can be read; 0 where nothing can. More may come to the last segment if it is not sealed."""
-    behind_sealed = (offsets.position(info.segment_seq + 1, 0) for info in core.segments)
+    in_archive = [] if core.archived is None else core.archived.segments
+    behind_sealed = (offsets.position(info.segment_seq + 1, 0) for info in (*core.segments, *in_archive))
     behind_unsealed = (offsets.position(info.segment_seq, info.bundle_count) for info in core.unsealed)
     return max([*behind_sealed, *behind_unsealed], default=0)
+
+
+def end_of_stored(core: CoreContents) -> int:
+    """The position behind everything that was ever stored, wherever it is by now."""
+    return max(head_of(core), offsets.position(max(0, core.comes_next), 0))
 
 
 def _position(wanted: str | offsets.Offsets | None, place: Place) -> int:

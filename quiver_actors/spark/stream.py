@@ -19,8 +19,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from quiver_actors.base.model import ENVELOPE_SLOT, check_id
-from quiver_actors.base.protocol.messages import Gap, SegmentInfo
+from quiver_actors.base.protocol.messages import Gap
 from quiver_actors.errors import DataLost, WorkerUnavailable
+from quiver_actors.flight.archived_contents import ArchiveTerms
 from quiver_actors.flight.contract import (
     Acknowledge,
     ConfirmGap,
@@ -31,18 +32,19 @@ from quiver_actors.flight.contract import (
     Node,
 )
 from quiver_actors.spark import offsets
+from quiver_actors.spark.heads import end_of, first_unread, head_behind, is_in_archive, lies_in, settled_until
 from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import EARLIEST, SourceOptions
 from quiver_actors.spark.plan import StoredRange, ranges_between
 from quiver_actors.spark.reader import (
-    END,
     Slots,
     arrow_schema,
+    end_of_stored,
     everything,
     having_rows,
-    head_of,
+    losses_of,
     named_slots,
     only_slot,
     position_at,
@@ -50,6 +52,7 @@ from quiver_actors.spark.reader import (
     read_partitions,
     slot_rows,
     wanted_extents,
+    wanted_of_archive,
 )
 
 logger = logging.getLogger("quiver.spark")
@@ -75,8 +78,8 @@ class TopicStreamReader(DataSourceStreamReader):
         """Store ids (incarnations) of the offsets that Spark named last, by place."""
         self._stores_seen: dict[Place, str] = {}
         """Store ids at the last look that was attached to the subscriber."""
-        self._is_held = False
-        """The last look was attached to the subscriber."""
+        self._looked_from: Positions | None = None
+        """Where the micro-batch began that the last look was for, if it was attached to the subscriber."""
         self._lost_bundles = 0
         self._contents: dict[str, Contents] = {}
         self._gaps_seen: set[tuple[Place, int]] = set()
@@ -108,13 +111,19 @@ class TopicStreamReader(DataSourceStreamReader):
         if options.starting_offsets == EARLIEST:
             return {}
         nodes = node_set(options)
-        found = nodes.ask_all(lambda node: node.look(everything(options.topic)))
+        # The newest bundles are on the disk, so nothing is asked of the archive for them.
+        is_by_time = options.starting_unix_ns is not None
+
+        def look(node: Node) -> Contents:
+            return node.look(everything(options.topic, wanted_of_archive(options, node.name) if is_by_time else None))
+
+        found = nodes.ask_all(look)
         positions: Positions = {}
         for name, contents in found.items():
             for core in contents.cores:
                 place = Place(name, core.core)
                 if options.starting_unix_ns is None:
-                    positions[place] = head_of(core)
+                    positions[place] = end_of_stored(core)
                 else:
                     positions[place] = position_at(nodes.get(name), options, place, core, options.starting_unix_ns)
         return positions
@@ -126,11 +135,12 @@ class TopicStreamReader(DataSourceStreamReader):
         if start.get(ID_KEY) != end.get(ID_KEY):
             # The query failed in its first micro-batch, so Spark has asked anew where it begins. It is to begin where it did.
             begin = self._first_begin(until)
-        elif not self._is_held or any(self._heads.get(place, 0) < position for place, position in until.items()):
+        elif self._looked_from is None or not lies_in(begin, until, self._looked_from, self._heads):
             self._look(begin)
         self._settle(begin, until)
         self._check_left(begin, until)
         self._check_gaps(begin, until)
+        self._check_archive(begin, until, offsets.in_archive(start))
         stored: list[StoredRange] = []
         for place, position in until.items():
             core = self._core(place)
@@ -174,7 +184,10 @@ class TopicStreamReader(DataSourceStreamReader):
 
     def _json(self, positions: offsets.Offsets) -> dict[str, Any]:
         found = offsets.to_json(positions, {**self._stores_seen, **self._stores})
-        return dict(sorted({**found, ID_KEY: self._id}.items()))
+        cores = {place: core for place in positions if (core := self._core(place)) is not None}
+        archived = sorted(str(place) for place, core in cores.items() if is_in_archive(core, positions[place]))
+        named = {offsets.ARCHIVE_KEY: archived} if archived else {}
+        return dict(sorted({**found, **named, ID_KEY: self._id}.items()))
 
     def _positions(self, value: dict[str, Any]) -> Positions:
         """Read an offset of Spark's; the query's subscriber is in it, and the stores that the positions are of."""
@@ -187,14 +200,23 @@ class TopicStreamReader(DataSourceStreamReader):
         return check_id("subscriber", self._options.subscriber or f"spark-{self._id}")
 
     def _first_begin(self, end: Positions) -> Positions:
-        """Where the query began that planned a first micro-batch up to `end`: its subscriber has acknowledged nothing yet."""
-        self._look({})
-        self._settle({}, end)
-        begin: Positions = {}
-        for place in end:
-            core = self._core(place)
-            begin[place] = end[place] if core is None or core.oldest is None else offsets.position(*core.oldest)
-        return begin
+        """Where the query began that planned a first micro-batch up to `end`.
+
+        Its subscriber has acknowledged nothing yet, and does not know what was in the archive alone.
+        """
+        options = self._options
+        begin: Positions = {} if options.starting_offsets == EARLIEST else dict.fromkeys(end, 0)
+        if isinstance(options.starting_offsets, Mapping) or options.starting_unix_ns is not None:
+            begin = self._begin()
+        self._look(begin)
+        self._settle(begin, end)
+        if options.starting_offsets == EARLIEST or isinstance(options.starting_offsets, Mapping):
+            return begin
+        cores = {place: self._core(place) for place in end}
+        unread = {
+            place: end[place] if core is None else first_unread(core, end[place]) for place, core in cores.items()
+        }
+        return unread if options.starting_unix_ns is None else {at: min(unread[at], begin.get(at, 0)) for at in end}
 
     def _slots(self, stored: list[StoredRange]) -> Slots:
         """Return the slots to read. Where nobody names them, only the segments of the micro-batch are asked, not all that are stored.
@@ -219,19 +241,24 @@ class TopicStreamReader(DataSourceStreamReader):
         def look(node: Node) -> Contents:
             starts = {place.core: offsets.bundle_of(at) for place, at in start.items() if place.node == node.name}
             terms = HoldTerms(self._subscriber, options.subscriber_ttl_ns, starts, options.fail_on_data_loss)
-            return node.look(Look(options.topic, hold=terms if is_held else None, reads_unsealed=True))
+            wanted = ArchiveTerms(starts) if is_held else None
+            return node.look(Look(options.topic, hold=terms if is_held else None, reads_unsealed=True, archive=wanted))
 
         self._contents = nodes.ask_all(look)
         heads = dict(start)
         for name, contents in self._contents.items():
             for core in contents.cores:
                 place = Place(name, core.core)
-                self._check_store(place, core, start.get(place, 0))
+                if is_held:
+                    self._check_store(place, core, start.get(place, 0))
                 known = max(heads.get(place, 0), self._heads.get(place, 0))
                 heads[place] = head_behind(core, known, settled_until(core, start.get(place, 0)))
+                if not is_held and not core.readable:
+                    # It may all be in the archive, which is asked when it is known where the query stands.
+                    heads[place] = max(heads[place], end_of_stored(core))
                 if core.is_new:
                     self._check_expired(place, core, start.get(place, 0))
-        self._heads, self._is_held = heads, is_held
+        self._heads, self._looked_from = heads, dict(start) if is_held else None
         return heads
 
     def _settle(self, begin: Positions, end: Positions) -> None:
@@ -305,9 +332,25 @@ class TopicStreamReader(DataSourceStreamReader):
                     f"it up to segment {offsets.bundle_of(position)[0]}"
                 )
 
+    def _check_archive(self, start: Positions, end: Positions, in_archive: set[Place]) -> None:
+        """Tell what the archive has lost between the offsets, or never had.
+
+        Where the query stands at what its subscriber has kept for it, it has read what is gone right there. Not so where it was still
+        reading the archive.
+        """
+        given = self._options.starting_offsets
+        for place, position in end.items():
+            core = self._core(place)
+            if core is None or core.archived is None:
+                continue
+            begin = start.get(place, 0)
+            is_unread = place in in_archive or (isinstance(given, Mapping) and given.get(place) == begin)
+            for loss in losses_of(core, offsets.bundle_of(begin), offsets.bundle_of(position), tells_first=is_unread):
+                self._lost(f"{place} of topic {self._options.topic!r} lost {loss}", loss.bundle_count)
+
     def _check_gaps(self, start: Positions, end: Positions) -> None:
         """Notices of bundles between the offsets. Those that end before `start` were told in their micro-batch, or are of bundles that were
-        read and are not acknowledged yet.
+        read and are not acknowledged yet. What the archive has is not lost; what it has not, it says itself.
         """
         for name, contents in self._contents.items():
             for core in contents.cores:
@@ -315,7 +358,8 @@ class TopicStreamReader(DataSourceStreamReader):
                 for gap in core.gaps:
                     at = offsets.position(gap.segment_seq, gap.bundle_index_first)
                     if at < end.get(place, 0) and (place, gap.notice) not in self._gaps_seen:
-                        self._pass_gap(place, gap, is_new=end_of(gap) > start.get(place, 0))
+                        is_there = core.archived is not None and core.archived.accounts_for(gap.segment_seq)
+                        self._pass_gap(place, gap, is_new=end_of(gap) > start.get(place, 0) and not is_there)
 
     def _pass_gap(self, place: Place, gap: Gap, *, is_new: bool) -> None:
         if is_new:
@@ -344,46 +388,3 @@ class TopicStreamReader(DataSourceStreamReader):
         logger.warning(
             "quiver.spark.data_lost subscriber=%s bundles_total=%d %s", self._subscriber, self._lost_bundles, reason
         )
-
-
-def head_behind(core: CoreContents, known: int, settled: int) -> int:
-    """The position behind all that can be read, and behind what is lost next; not past `settled`.
-
-    Where nothing has come since `known` it is that: behind the last bundle of a segment is the same place before and after its seal, and
-    to Spark another number would be another micro-batch.
-    """
-    reached = min(max(known, head_of(core)), settled)
-    head = past_gaps(core, reached)
-    is_new = any(
-        max(known, offsets.position(info.segment_seq, 0)) < min(head, _end_of_segment(info)) for info in core.readable
-    )
-    return head if is_new or head != reached or head < known else known
-
-
-def past_gaps(core: CoreContents, head: int) -> int:
-    """Behind what is lost next after a position: nothing that is stored, or may be, lies between."""
-    ends = [*map(_end_of_segment, core.readable), *(offsets.position(seq + 1, 0) for seq in core.unsettled)]
-    for gap in sorted(core.gaps, key=lambda gap: (gap.segment_seq, gap.bundle_index_first)):
-        behind = offsets.position(gap.segment_seq + 1, 0)
-        if behind > head and not any(head < end <= behind for end in ends):
-            head = behind
-    return head
-
-
-def _end_of_segment(info: SegmentInfo) -> int:
-    """The position behind the last bundle of a segment that can be read."""
-    return offsets.position(info.segment_seq, info.bundle_count)
-
-
-def end_of(gap: Gap) -> int:
-    """The position behind what is lost."""
-    if not gap.bundle_count:
-        return offsets.position(gap.segment_seq + 1, 0)
-    return offsets.position(gap.segment_seq, gap.bundle_index_last) + 1
-
-
-def settled_until(core: CoreContents, start: int) -> int:
-    """How far everything from a position on is known: readable and found whole, gone, or lost with a notice."""
-    shown = {info.segment_seq: info.bundle_count for info in core.unsealed}
-    ahead = (offsets.position(seq, shown.get(seq, 0)) for seq in core.unsettled if offsets.position(seq + 1, 0) > start)
-    return max(start, min(ahead, default=offsets.position(*END)))

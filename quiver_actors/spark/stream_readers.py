@@ -9,12 +9,13 @@ from pyspark.sql.types import StructType
 from quiver_actors.base.model import SlotTable
 from quiver_actors.spark import offsets
 from quiver_actors.spark.admission import Budget, admitted
+from quiver_actors.spark.heads import past_gaps
 from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.nodes import node_set
 from quiver_actors.spark.offsets import Place
 from quiver_actors.spark.options import SourceOptions
-from quiver_actors.spark.reader import everything, head_of
-from quiver_actors.spark.stream import Positions, TopicStreamReader, past_gaps
+from quiver_actors.spark.reader import end_of_stored, everything
+from quiver_actors.spark.stream import Positions, TopicStreamReader
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -62,7 +63,7 @@ class LimitedStreamReader(TopicStreamReader, SupportsTriggerAvailableNow):
         nodes = node_set(self._options)
         found = nodes.ask_all(lambda node: node.look(everything(self._options.topic)))
         self._target = {
-            Place(name, core.core): head_of(core) for name, contents in found.items() for core in contents.cores
+            Place(name, core.core): end_of_stored(core) for name, contents in found.items() for core in contents.cores
         }
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802

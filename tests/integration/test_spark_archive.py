@@ -1,19 +1,32 @@
-"""Spark reads the archives of nodes, and asks no node."""
+"""Spark reads the archives of nodes: without a node, and through a node what has left its disk."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
+from quiver_actors.base.model import BundleId
 from quiver_actors.errors import ConfigError, DataLost, UnknownTopic, UsageError
+from quiver_actors.flight.archived_contents import ArchiveTerms
+from quiver_actors.flight.contract import AskSlotRows, Look
+from quiver_actors.flight.local import LocalNode
+from quiver_actors.flight.remote import RemoteNode
+from quiver_actors.flight.server import NodeServer
 from quiver_actors.spark import offsets
+from quiver_actors.spark.connection import forget_client
 from quiver_actors.spark.options import READ, READ_STREAM, parse_options
 from quiver_actors.spark.reader import TopicReader, stored_schema
+from quiver_actors.spark.stream_readers import HAS_ADMISSION_CONTROL
+from tests.integration.spark_node import Node, micro_batch, wait_until
+from tests.integration.test_spark_ranges import as_text
+from tests.integration.test_spark_stream import Stream
 from tests.support.archived import ArchiveWriter, hole, sealed_segments
 
 pytestmark = pytest.mark.spark
@@ -90,3 +103,161 @@ def test_only_batch_reads_of_one_place_take_an_archive(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="has no archive"):
         read(f"file://{tmp_path}/empty")
+
+
+PUSHED = 60
+"""Bundles of one row and about 20 KiB: three of them fill a segment."""
+
+
+class ArchivedTopic:
+    """A topic of one core whose oldest segments are in the archive alone. Bundle n holds the row n."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.count = 0
+
+    def push(self, count: int) -> None:
+        with self.node.client() as client:
+            for n in range(self.count, self.count + count):
+                rows = pa.record_batch({"n": pa.array([n], pa.int64()), "pad": [f"{n}".ljust(20_000, "x")]})
+                client.push(rows, topic="kept", key="one worker")
+        self.count += count
+
+    def first_on_disk(self) -> int:
+        with self.node.client() as client:
+            return min((info.segment_seq for infos in client.segments("kept").values() for info in infos), default=0)
+
+    def wait_gone(self, behind: int) -> None:
+        """Wait until segments up to that one have left the disk."""
+        wait_until(lambda: self.first_on_disk() > behind, f"segment {behind} has left the disk")
+
+    def drop_subscribers(self) -> None:
+        """Let nobody keep anything on the disk any more."""
+        with self.node.client() as client:
+            names = {info.subscriber for infos in client.subscribers("kept").values() for info in infos}
+            for name in names - {"quiver-archive"}:
+                client.unsubscribe(name, topic="kept")
+
+    def place(self) -> offsets.Place:
+        with self.node.client() as client:
+            (core,) = (core for core, infos in client.segments("kept").items() if infos)
+            return offsets.Place(client.node, core)
+
+    def options(self, **options: str) -> dict[str, str]:
+        return {"topic": "kept", "runDir": str(self.node.run_dir), **options}
+
+    def reader(self, **options: str) -> TopicReader:
+        return TopicReader(parse_options(self.options(**options), READ), SCHEMA)
+
+    def read(self, **options: str) -> list[int]:
+        reader = self.reader(**options)
+        return values(reader, reader.partitions())
+
+
+def values(reader: Any, partitions: list[Any]) -> list[int]:
+    return [n for each in partitions for batch in reader.read(each) for n in batch.column("n").to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArchivedTopic]:
+    directory = tmp_path_factory.mktemp("kept")
+    node = Node(
+        f"[segment]\ntarget_size = '64KiB'\nmax_open_duration = '1h'\n[topics.kept]\n"
+        f"[archive]\nurl = 'file://{directory}'\nenabled = true\nkeep_local_size = '250KiB'\n"
+    )
+    try:
+        topic = ArchivedTopic(node)
+        topic.push(PUSHED)
+        topic.wait_gone(5)
+        yield topic
+    finally:
+        forget_client(str(node.run_dir))
+        node.remove()
+
+
+def test_a_session_reads_archive_and_disk_through_a_node_and_goes_on_where_its_checkpoint_is_archived(
+    spark: SparkSession, topic: ArchivedTopic, tmp_path: Path
+) -> None:
+    frame = spark.read.format("quiver").options(**topic.options()).load()
+    assert frame.columns == ["n", "pad"]
+    assert sorted(row.n for row in frame.select("n").collect()) == list(range(topic.count))
+    limit = {"maxRowsPerTrigger": "35"} if HAS_ADMISSION_CONTROL else {}
+    stream = Stream(spark, tmp_path, "kept", runDir=str(topic.node.run_dir), **limit)
+    stream.run_available()
+    assert stream.rows() == list(range(topic.count))
+    # Nobody keeps for the query what it has not read, and its newest micro-batch is made again.
+    forget_newest_commit(stream.checkpoint)
+    topic.drop_subscribers()
+    stood_at = max(map(offsets.bundle_of, offsets.from_json(stream.offsets()[-1]).values()))
+    topic.push(PUSHED)
+    topic.wait_gone(stood_at[0])
+    stream.run_available()
+    assert stream.rows() == list(range(topic.count))
+
+
+def forget_newest_commit(checkpoint: Path) -> None:
+    """Leave the checkpoint as if the query had been killed before it noted that its newest micro-batch was done."""
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+
+
+def test_reads_begin_anywhere_in_the_archive(topic: ArchivedTopic) -> None:
+    whole = list(range(topic.count))
+    assert topic.read() == whole
+    assert topic.read(slots="0", minPartitions="9") == whole
+    place = topic.place()
+    with topic.node.client() as client:
+        stored = client.read("kept", place.core, BundleId("kept", place.core, 0, 0))
+        bundles, times_ns = zip(*((each.bundle_id, each.ingestion_unix_ns or 0) for each in stored), strict=True)
+    segments = [each.segment_seq for each in bundles]
+    assert segments[11] < topic.first_on_disk()
+    at = json.dumps(offsets.to_json({place: offsets.position(*bundles[7][2:])}))
+    assert topic.read(startingOffsets=at) == whole[7:]
+    assert topic.read(endingOffsets=at) == whole[:7]
+    since = as_text(times_ns[11])
+    assert topic.read(startingTimestamp=since) == whole[11:]
+    assert topic.read(where="n < 5") == whole[:5]
+    # The newest segments on the disk have no statistics yet.
+    planned = [piece.segment_seq for each in topic.reader(where="n < 5").partitions() for piece in each.ticket.ranges]
+    assert [seq for seq in planned if seq < topic.first_on_disk()] == sorted({segments[n] for n in range(5)})
+    assert topic.read(where="n < 5", slots="0") == whole[:5]
+    in_one = [n for n in whole if segments[n] == 1]
+    told = topic.options(includeMetadata="true", where="_quiver_segment = 1")
+    reader = TopicReader(parse_options(told, READ), StructType([*SCHEMA, StructField("_quiver_segment", LongType())]))
+    assert values(reader, reader.partitions()) == in_one
+    for options in ({"startingOffsets": "earliest"}, {"startingTimestamp": since}, {"startingOffsets": at}):
+        reader, _, partitions = micro_batch(topic.options(**options), SCHEMA)
+        assert values(reader, partitions) == topic.read(**options)
+    reader, _, partitions = micro_batch(topic.options(startingOffsets="latest"), SCHEMA)
+    assert values(reader, partitions) == []
+
+
+def test_a_node_of_another_host_reads_its_archive_for_who_asks(topic: ArchivedTopic) -> None:
+    reader = topic.reader(minPartitions="3")
+    partitions: list[Any] = reader.partitions()
+    archived = [each.ticket for each in partitions if each.ticket.archived is not None]
+    assert archived
+    look = Look("kept", reads_unsealed=True, archive=ArchiveTerms())
+    rows = AskSlotRows("kept", {}, archived={each.place.core: each.ticket.archived for each in partitions[:1]})
+    with topic.node.client() as client, NodeServer(LocalNode("other", lambda: client), "grpc://127.0.0.1:0") as server:
+        local, remote = LocalNode("other", lambda: client), RemoteNode("other", f"grpc://127.0.0.1:{server.port}")
+        assert any(core.archived for core in remote.look(look).cores)
+        assert remote.look(look) == local.look(look)
+        assert remote.schemas("kept", archive=True) == local.schemas("kept", archive=True)
+        assert remote.slot_rows(rows) == local.slot_rows(rows)
+        for ticket in archived:
+            assert list(remote.read(ticket)) == list(local.read(ticket))
+        remote.close()
+
+
+def test_a_plan_has_the_same_rows_when_its_segments_have_left_the_disk(topic: ArchivedTopic) -> None:
+    reader = topic.reader(minPartitions="4")
+    partitions = reader.partitions()
+    topic.drop_subscribers()
+    before, first = topic.count, topic.first_on_disk()
+    assert values(reader, partitions) == list(range(before))
+    topic.push(PUSHED)
+    topic.wait_gone(first + 3)
+    assert values(reader, partitions) == list(range(before))
+    assert topic.read() == list(range(topic.count))

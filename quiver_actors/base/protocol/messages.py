@@ -140,6 +140,8 @@ class TopicInfo(msgspec.Struct, array_like=True, frozen=True):
     """Id that differs each time a topic of that name is created; empty: the topic has none."""
     event_time: str = ""
     """The column of event times; empty: there is none, or the worker is older than the field."""
+    is_archived: bool = False
+    """Whether the node archives it. False also if the worker is older than the field."""
 
 
 class Welcome(Message, tag=64, frozen=True):

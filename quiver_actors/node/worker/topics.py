@@ -176,7 +176,8 @@ class Topics:
     def _info(self, topic: str, settings: TopicSettings) -> TopicInfo:
         incarnation = self._incarnations.get(topic, "")
         interval_ns = settings.wal.flush_interval_ns
-        return TopicInfo(topic, settings.slots, settings.durability, interval_ns, incarnation, settings.event_time)
+        shown = topic, settings.slots, settings.durability, interval_ns, incarnation, settings.event_time
+        return TopicInfo(*shown, settings.archive.enabled)
 
     def engines(self) -> dict[str, Engine]:
         """Return all open hosts, those of topics being abandoned included."""

@@ -14,6 +14,7 @@ from quiver_actors.spark.offsets import (
     Place,
     bundle_of,
     from_json,
+    in_archive,
     last_bundle_before,
     parse_offsets,
     position,
@@ -44,6 +45,14 @@ def test_stores_are_named_where_something_was_read_of_them() -> None:
     for wrong in ("aa", {"node/0": 7}):
         with pytest.raises(ConfigError, match="not offsets"):
             stores_of({"stores": wrong})
+
+
+def test_offsets_say_which_of_them_lie_in_the_archive() -> None:
+    assert in_archive({"archive": ["node/0"]}) == {Place("node", 0)}
+    assert in_archive(to_json({Place("node", 0): 7})) == set()
+    for wrong in ("node/0", [1]):
+        with pytest.raises(ConfigError, match="not offsets"):
+            in_archive({"archive": wrong})
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, SEGMENT_BUNDLES_MAX - 1))

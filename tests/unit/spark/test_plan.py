@@ -5,9 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver_actors.flight.contract import AskSlotRows, BundleRange, SlotRows
+from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.flight.archived_contents import ArchivedNames, ArchivedPart
+from quiver_actors.flight.contract import AskSlotRows, BundleRange, CoreContents, SlotRows
 from quiver_actors.spark.offsets import Place
-from quiver_actors.spark.plan import Extent, StoredRange, having_slots, plan_partitions, ranges_between, rows_request
+from quiver_actors.spark.plan import (
+    Extent,
+    StoredRange,
+    archived_names,
+    extents_of,
+    having_slots,
+    plan_partitions,
+    ranges_between,
+    rows_request,
+)
 
 A, B = Place("a", 0), Place("b", 1)
 
@@ -82,3 +93,14 @@ def test_segments_without_the_wanted_slots_are_left_out_and_unknown_ones_stay() 
     assert having_slots(stored, rows, [0], []) == stored
     assert having_slots(stored, rows, [1], []) == stored[1:3]
     assert having_slots(stored, rows, [0, 1], [1]) == stored[1:3]
+
+
+def test_archived_segments_are_named_by_their_directory_and_asked_for_apart() -> None:
+    gone, here = SegmentInfo(1, 4, 9, 40, 0, 0), SegmentInfo(2, 3, 9, 30, 0, 0)
+    core = CoreContents(0, [here], incarnation="a1", archived=ArchivedPart([gone], [], 1))
+    stored = ranges_between(A, extents_of(core, core.readable), (1, 2), (9, 0))
+    assert stored == [StoredRange(A, 1, 2, 4, 4, 40, True, "a1"), StoredRange(A, 2, 0, 3, 3, 30)]
+    names = {0: ArchivedNames("a1", {1: 4})}
+    assert archived_names(stored) == names
+    assert rows_request(stored, "a", "t") == AskSlotRows("t", {0: [2]}, archived=names)
+    assert rows_request(stored, "b", "t") == AskSlotRows("t", {})
