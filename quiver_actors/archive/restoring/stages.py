@@ -68,7 +68,7 @@ def lost_publishes(engine: EngineState, archived_through: int, *, is_own: bool) 
     journal = journal_of(engine)
     if is_own:
         return [each.number for each in journal.dropped if each.reason == LOST_PUBLISH]
-    known = {each.number for each in (*journal.dropped, *engine.prepared)}
+    known = {each.number for each in journal.dropped} | {each.number for each in engine.prepared}
     return sorted({each.number for each in journal.published if each.last_segment_seq > archived_through} - known)
 
 
