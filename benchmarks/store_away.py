@@ -9,9 +9,10 @@ answered), and so on for each round. At the end pushing stops, and the archiver 
     behind    bundles that the archive did not have when the store came back
     catch_up  seconds from then until the archive has every bundle that was pushed
 
-Aim: the rate while the store is away is 0.95 of that while it is there. The long form of the issue is `--seconds 600 --rounds 1`.
+Aim: the rate while the store is away is 0.95 of that while it is there. The long form is `--minutes 10`: a round takes twice that, and then
+the archiver catches up.
 
-    python -m benchmarks.store_away [--quick] [--json] [--rounds N] [--dir D] [--store moto] [--seconds 60]
+    python -m benchmarks.store_away [--quick] [--json] [--rounds N] [--dir D] [--store moto] [--seconds 60 | --minutes M]
 """
 
 from __future__ import annotations
@@ -136,11 +137,13 @@ def main() -> None:
     """Print the figures."""
     options = parser(__doc__)
     options.add_argument("--store", default="moto", help="moto or versitygw (default: moto)")
-    options.add_argument(
+    time_away = options.add_mutually_exclusive_group()
+    time_away.add_argument(
         "--seconds", type=float, default=0, help="how long the store is away (default 60, with --quick 8)"
     )
+    time_away.add_argument("--minutes", type=float, default=0, help="the same in minutes")
     found = read_options(options, rounds=1)
-    seconds = found.seconds or (8 if found.quick else 60)
+    seconds = found.seconds or 60 * found.minutes or (8 if found.quick else 60)
     with begun(found) as (report, directory):
         (place := Path(directory, "server")).mkdir()
         server = SERVERS[found.store](place)

@@ -289,7 +289,8 @@ class TransactionAborted(QuiverError):
 
 
 class TransactionLost(QuiverError):
-    """A prepared stage that was decided to be published is not there: its directory was replaced or its files were damaged."""
+    """A prepared stage that was decided to be published is not there: its directory was replaced, its files were damaged, or its node died
+    with its disk before the archive had it."""
 
     code = "transaction_lost"
 

@@ -6,6 +6,9 @@ what is archived leaves the disk, so that the newest bundles lie in the open log
 ones, and the oldest in the archive alone. Two readers read ranges that begin anywhere and end anywhere, or where the log ends at that
 moment. At the end all is read once more.
 
+Every tenth of the bundles, and of those that are read at the end, the memory of the worker, the archiver and this process is printed
+(`RssAnon`).
+
 What must hold: each read gives the numbers of its range, in order, each once, with their rows, and everything that was acknowledged
 before the read was asked for. Samples say whether all four tiers had bundles at the same time.
 
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -28,12 +32,14 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 from quiver_actors.base.archive_status import read_archive_status
 from quiver_actors.base.model import BundleId
 from quiver_actors.client import Client, Delivery, StoredBundle
 from tests.integration.client_node import ClientNode, client_node
+from tests.soak_samples import status_kib
 
 GROUP = 1000
 READERS = 2
@@ -100,12 +106,15 @@ class FourTiers:
         self._reads = self._read_bundles = 0
         self._lock = threading.Lock()
         self._is_over = threading.Event()
+        self._pids: dict[str, int] = {}
+        self._anon_mib: dict[str, list[int]] = {}
 
     def run(self) -> None:
         with self._node.connect() as client:
             # From here on the archiver is a subscriber: without any, a log whose seal has begun is read only when that is done.
             self._push(client)
             client.flush(until="archived", timeout=PATIENCE_SECONDS)
+        self._pids = {"worker": self._node.pids[0], "archiver": archiver_of(self._node), "reader": os.getpid()}
         readers = [threading.Thread(target=self._read_on, args=(self._seed + number,)) for number in range(READERS)]
         readers += [threading.Thread(target=self._consume)] if self._subscribes else []
         for reader in readers:
@@ -124,10 +133,20 @@ class FourTiers:
         self.figures["samples_with_all_tiers"] = self._seen[TIERS]
         with self._node.connect() as client:
             self.figures["at_the_end"] = self._sizes(client)
-            self._read_range(client, 0, None)
+            self._read_range(client, 0, None, is_shown=True)
         self.figures["last_read_seconds"] = round(time.monotonic() - pushed, 1)
+        self.figures["anon_mib"] = self._anon_mib
+
+    def _show(self, text: str) -> None:
+        """Print how far it is, and the memory of all processes."""
+        found = {name: status_kib(pid, "RssAnon") >> 10 for name, pid in self._pids.items()}
+        for name, mib in found.items():
+            self._anon_mib.setdefault(name, []).append(mib)
+        print(f"{text}; MiB: {found}", flush=True)
 
     def _push_all(self, client: Client) -> None:
+        tenth = max(1, self._bundles // GROUP // 10)
+        shown: dict[str, int] = {}
         for number in range(1, self._bundles // GROUP):
             if self.failures:
                 return
@@ -135,8 +154,9 @@ class FourTiers:
             if number % SAMPLE_EVERY == SAMPLE_EVERY - 1:
                 sizes = self._sizes(client)
                 self._seen[tuple(tier for tier in TIERS if sizes[tier])] += 1
-                if number % (10 * SAMPLE_EVERY) == 10 * SAMPLE_EVERY - 1:
-                    print(f"{(number + 1) * GROUP:,} pushed, {self._read_bundles:,} read; {sizes}", flush=True)
+                shown = sizes
+            if (number + 1) % tenth == 0:
+                self._show(f"{(number + 1) * GROUP:,} pushed, {self._read_bundles:,} read; {shown}")
 
     def _push(self, client: Client) -> None:
         receipts = client.push_many(group_of(len(self._starts) * GROUP), timeout=PATIENCE_SECONDS)
@@ -172,8 +192,9 @@ class FourTiers:
             self.failures.append(f"{type(error).__name__}: {error}")
             raise
 
-    def _read_range(self, client: Client, first: int, end: int | None) -> None:
+    def _read_range(self, client: Client, first: int, end: int | None, *, is_shown: bool = False) -> None:
         """Read the groups `[first, end)` and compare; None: up to the end of the log, whatever that is now."""
+        tenth = max(1, self._bundles // 10)
         known = len(self._starts)
         bundles = client.read("default", 0, self._starts[first], None if end is None else self._starts[end])
         expected = first * GROUP
@@ -184,6 +205,8 @@ class FourTiers:
                 self.failures.append(f"{bundle.bundle_id} has {found}: {expected} was to come")
                 return
             expected += 1
+            if is_shown and expected % tenth == 0:
+                self._show(f"{expected:,} read at the end")
         else:
             least = known if end is None else end
             if expected < least * GROUP or (end is not None and expected > end * GROUP):
@@ -241,6 +264,12 @@ def run_four_tiers(
         status = read_archive_status(str(node.directories.run))
         tiers.figures["uploaded_segments"] = 0 if status is None else status.uploaded_segments
         return tiers
+
+
+def archiver_of(node: ClientNode) -> int:
+    """The process id of a node's archiver."""
+    found = psutil.Process(node.process.pid).children(recursive=True)
+    return next(each.pid for each in found if "quiver_actors.archive" in each.cmdline())
 
 
 @contextlib.contextmanager

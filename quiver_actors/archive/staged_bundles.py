@@ -4,8 +4,11 @@ Each part of a stage is one object, `keys.staged_key`: the file of the part with
 names the stage and the checksum of its entries, so a key always has the same content. A stage counts as archived when the state of the
 node, which the manifest's head names, says so.
 
-Guarantee: the manifest never names a segment of a stage that the state beside it still calls prepared. A restore would publish its bundles
-twice otherwise. `settled` is what keeps it: the state without such stages is recorded in one step with the segments.
+Guarantees:
+- The manifest never names a segment of a stage that the state beside it still calls prepared. A restore would publish its bundles twice
+  otherwise. `settled` is what keeps it: the state without such stages is recorded in one step with the segments.
+- A stage whose files are archived stays prepared in the state until the first of its segments is archived, although it was published: until
+  then these files are all that the archive has of it.
 
 Owner: the archiver's `StateKeeper`.
 """
@@ -13,7 +16,7 @@ Owner: the archiver's `StateKeeper`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -21,11 +24,18 @@ from quiver_actors.archive.keys import STAGES_NAME, StreamKey, staged_key
 from quiver_actors.archive.node_state import EngineState, NodeState, PreparedStage
 from quiver_actors.archive.uploads import Throttle, put_whole
 from quiver_actors.base.checksum import crc32_of_range
-from quiver_actors.errors import DiskError
+from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import Disk, DiskFile
-from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.files.paths import TRANSACTIONS_NAME, EnginePaths
 from quiver_actors.store.objects.object_store import PART_BYTES, ObjectStore
-from quiver_actors.store.staged.records import PartRecord, PreparedRecord, decode_prepared, encode_prepared
+from quiver_actors.store.staged.records import (
+    JournalRecord,
+    PartRecord,
+    PreparedRecord,
+    decode_journal,
+    decode_prepared,
+    encode_prepared,
+)
 from quiver_actors.store.wal import layout
 from quiver_actors.store.wal.codec import Identity, encode_header
 
@@ -86,16 +96,58 @@ def described(state: NodeState, archived: frozenset[str], own_log: str) -> NodeS
     return _with_stages(state, lambda engine: [stage(engine, each) for each in engine.prepared])
 
 
-def without(state: NodeState, stream: StreamKey, numbers: Collection[int]) -> NodeState:
-    """The state without stages of one stream."""
+def journal_of(engine: EngineState) -> JournalRecord:
+    """What a directory remembers of its stages; an empty journal where it is missing or damaged."""
+    content = engine.files.get(TRANSACTIONS_NAME)
+    try:
+        return JournalRecord() if content is None else decode_journal(content)
+    except FormatError:
+        return JournalRecord()
 
-    def left(engine: EngineState) -> list[PreparedStage]:
-        return [each for each in engine.prepared if stream_of(engine) != stream or each.number not in numbers]
 
-    return _with_stages(state, left)
+def with_unarchived(state: NodeState, former: NodeState, archived_through: Mapping[StreamKey, int]) -> NodeState:
+    """The state with those stages as prepared that a former state has the files of, and that were published since into segments of which
+    none is archived.
+
+    Args:
+        archived_through: the highest segment of each stream that is archived.
+    """
+    kept = {
+        stream_of(engine): [each for each in engine.prepared if each.is_archived]
+        for engine in former.engines
+        if any(each.is_archived for each in engine.prepared)
+    }
+
+    def stages(engine: EngineState) -> Iterator[PreparedStage]:
+        stream, there = stream_of(engine), {each.number for each in engine.prepared}
+        begins = {each.number: each.first_segment_seq for each in journal_of(engine).published}
+        yield from engine.prepared
+        for stage in kept.get(stream, ()):
+            if stage.number not in there and begins.get(stage.number, -1) > archived_through.get(stream, -1):
+                yield stage
+
+    return _with_stages(state, stages) if kept else state
 
 
-def _with_stages(state: NodeState, stages: Callable[[EngineState], Sequence[PreparedStage]]) -> NodeState:
+def without_settled(engine: EngineState, gone: Collection[int], archived_through: int) -> EngineState:
+    """The state of a directory without stages that were dropped, or published into a segment that is archived.
+
+    Args:
+        engine: with the journal as it is now.
+        gone: numbers of stages whose records are not on the disk any more. A stage that is archived stays until a segment of it is.
+        archived_through: the highest segment of the directory that is archived, or is about to be.
+    """
+    begins = {each.number: each.first_segment_seq for each in journal_of(engine).published}
+
+    def is_settled(stage: PreparedStage) -> bool:
+        is_kept = stage.is_archived and begins.get(stage.number, -1) > archived_through
+        return stage.number in gone and not is_kept
+
+    left = tuple(each for each in engine.prepared if not is_settled(each))
+    return msgspec.structs.replace(engine, prepared=left)
+
+
+def _with_stages(state: NodeState, stages: Callable[[EngineState], Iterable[PreparedStage]]) -> NodeState:
     engines = [msgspec.structs.replace(each, prepared=tuple(stages(each))) for each in state.engines]
     return msgspec.structs.replace(state, engines=tuple(engines))
 
@@ -156,15 +208,9 @@ class StagedBundles:
             return False
         return True
 
-    def gone(self, state: NodeState, stream: StreamKey) -> list[int]:
-        """The numbers of archived stages of a stream that are not prepared any more: they were published or dropped."""
-        return [
-            stage.number
-            for engine in state.engines
-            if stream_of(engine) == stream
-            for stage in engine.prepared
-            if stage.is_archived and not self._disk.exists(EnginePaths(engine.directory).prepared(stage.number))
-        ]
+    def is_prepared(self, engine: EngineState, number: int) -> bool:
+        """Whether the record of a prepared stage is on the disk."""
+        return self._disk.exists(EnginePaths(engine.directory).prepared(number))
 
     def left_over(self, node: str, named: frozenset[str]) -> list[str]:
         """The keys of parts that no state names: archivers that were killed have left them. Raises ArchiveError."""

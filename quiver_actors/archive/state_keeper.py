@@ -5,7 +5,10 @@ Guarantees:
 - The files fit together whenever they are read: progress first, then the notices that it relies on. Progress may be older than the
   segments (bundles are delivered once more), never newer than the notices.
 - The first segment of a directory is recorded only after a state that knows the directory.
-- A segment is recorded together with a state that has the decisions of its transaction, and does not call its stage prepared.
+- A segment is recorded together with a state that has the decisions of its transaction, says where its stage was published, and does
+  not call it prepared.
+- A stage that is prepared is named by a state about a second later (`NAMES_INTERVAL_NS`), while the store answers; its bundles follow after
+  the interval.
 
 Owner: the archiver, on its one thread.
 """
@@ -30,10 +33,18 @@ from quiver_actors.archive.node_state import (
     decode_state,
     encode_state,
 )
-from quiver_actors.archive.staged_bundles import StagedBundles, described, keys_in, stream_of, without
+from quiver_actors.archive.staged_bundles import (
+    StagedBundles,
+    described,
+    keys_in,
+    stream_of,
+    with_unarchived,
+    without_settled,
+)
 from quiver_actors.archive.topic_archive import Behind, TopicArchive, add_to_runs
 from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.core_dirs import RETIRED_NAME, core_of
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import Disk, read_whole
 from quiver_actors.store.files.cold_list import COLD_LIST_BYTES_MAX, decode_cold_list
@@ -63,6 +74,8 @@ logger = logging.getLogger("quiver.archive")
 FILE_BYTES_MAX = 64 << 20
 STATE_BYTES_USUAL = 64 << 20
 """A larger state is uploaded too, and logged."""
+NAMES_INTERVAL_NS = SECOND_NS
+"""How often stages are looked for that are prepared, and that the uploaded state does not name."""
 _Shape = tuple[frozenset[str], frozenset[StreamKey], bytes]
 
 
@@ -91,6 +104,7 @@ class StateKeeper:
         """What the last upload was made of: another one is due when it changes."""
         self._due_ns = 0
         self._stages_due_ns = 0
+        self._names_due_ns = 0
 
     def covers(self, stream: StreamKey) -> bool:
         """Whether the uploaded state knows the directory of a stream."""
@@ -124,10 +138,13 @@ class StateKeeper:
         behind = _not_archived(writer, archives)
         shape = frozenset(directories), frozenset(behind), read_file(self._disk, CATALOGUE_NAME) or b""
         now_ns = time.monotonic_ns()
-        if shape == self._shape and now_ns < min(self._due_ns, self._stages_due_ns):
+        is_due = shape != self._shape or now_ns >= min(self._due_ns, self._stages_due_ns)
+        if not is_due and not self._has_unnamed(directories, now_ns):
             return
         keys = self._upload_stages(writer, directories, now_ns)
         state = described(take_state(self._disk, writer.head.node, directories, behind), keys, self._own_log)
+        if self._recorded is not None:
+            state = with_unarchived(state, self._recorded, _archived_through(writer))
         if not (self._is_own and _is_same(state, self._recorded)):
             upload = self._upload_of(state)
             if len(upload.content) > STATE_BYTES_USUAL:
@@ -136,6 +153,16 @@ class StateKeeper:
             writer.record_state(upload._replace(released=(*upload.released, *left_over)))
             self._recorded, self._is_own = state, True
         self._shape, self._due_ns = shape, now_ns + self._interval_ns
+
+    def _has_unnamed(self, directories: Iterable[str], now_ns: int) -> bool:
+        """Whether a stage is prepared that the recorded state does not know: a restore could not tell that it is lost. It is looked for
+        once in `NAMES_INTERVAL_NS`."""
+        if now_ns < self._names_due_ns:
+            return False
+        self._names_due_ns = now_ns + NAMES_INTERVAL_NS
+        engines = () if self._recorded is None else self._recorded.engines
+        named = {(each.directory, stage.number) for each in engines for stage in each.prepared}
+        return any((path, number) not in named for path in directories for number in prepared_numbers(self._disk, path))
 
     def _upload_stages(self, writer: ManifestWriter, directories: Iterable[str], now_ns: int) -> frozenset[str]:
         """Upload prepared stages once in each interval. Returns the keys of their parts in the store."""
@@ -157,23 +184,41 @@ class StateKeeper:
         Raises:
             As `ManifestWriter.commit`. DiskError: the data directory cannot be read.
         """
-        state = self._settled(stream)
+        state = self._settled(stream, addition.archived_through)
         writer.commit({stream: addition}, None if state is None else self._upload_of(state))
         if state is not None:
             self._recorded = state
 
-    def _settled(self, stream: StreamKey) -> NodeState | None:
-        """The recorded state without stages of the stream that were published or dropped since, and with the decisions that were made
-        since; None if it is that already."""
+    def _settled(self, stream: StreamKey, archived_through: int) -> NodeState | None:
+        """The recorded state as it is to be beside segments of the stream; None if it is that already.
+
+        It lacks stages that were dropped or are in these segments, and has the decisions that were made and the places that were published
+        to since.
+        """
         recorded = self._recorded
         if recorded is None:
             return None
         names = [name for name in decision_names(self._disk) if name not in recorded.files]
-        gone = self._staged.gone(recorded, stream)
-        if not names and not gone:
+        engines = tuple(
+            self._settled_engine(each, archived_through) if stream_of(each) == stream else each
+            for each in recorded.engines
+        )
+        if not names and engines == recorded.engines:
             return None
         files = {**recorded.files, **_read_files(self._disk, "", names)}
-        return msgspec.structs.replace(without(recorded, stream, gone), files=files)
+        return msgspec.structs.replace(recorded, engines=engines, files=files)
+
+    def _settled_engine(self, engine: EngineState, archived_through: int) -> EngineState:
+        # What is not prepared any more was recorded in the journal before: so the journal is read behind.
+        gone = [each.number for each in engine.prepared if not self._staged.is_prepared(engine, each.number)]
+        content = read_file(self._disk, EnginePaths(engine.directory).transactions)
+        if content is not None:
+            engine = msgspec.structs.replace(engine, files={**engine.files, TRANSACTIONS_NAME: content})
+        return without_settled(engine, gone, archived_through)
+
+
+def _archived_through(writer: ManifestWriter) -> dict[StreamKey, int]:
+    return {each.key: each.archived_through for each in writer.head.streams}
 
 
 def _not_archived(writer: ManifestWriter, archives: Mapping[str, TopicArchive]) -> dict[StreamKey, Behind]:
@@ -239,6 +284,8 @@ def _take_engine(disk: Disk, directory: str, behind: Mapping[StreamKey, Behind])
     topic = directory.partition("/")[0]
     stream = StreamKey(topic, core.incarnation.hex(), core.core_id)
     known = behind.get(stream, Behind())
+    # Before the journal: a stage that is published meanwhile is in both, and not in neither.
+    prepared = tuple(_prepared(disk, paths))
     files = {**_read_progress(disk, paths), **_read_others(disk, paths), CORE_NAME: identity}
     return EngineState(
         topic=topic,
@@ -257,7 +304,7 @@ def _take_engine(disk: Disk, directory: str, behind: Mapping[StreamKey, Behind])
             )
         ),
         next_segment_seq=known.next_segment_seq,
-        prepared=tuple(_prepared(disk, paths)),
+        prepared=prepared,
     )
 
 
@@ -292,9 +339,16 @@ def _segments_on_disk(disk: Disk, paths: EnginePaths) -> tuple[tuple[int, int], 
     return add_to_runs((), sorted(each for each in found if each is not None))
 
 
+def prepared_numbers(disk: Disk, directory: str) -> list[int]:
+    """The numbers of the prepared stages of a directory. Raises DiskError."""
+    names = disk.list_directory(EnginePaths(directory).staged)
+    digits = [name.removesuffix(PREPARED_SUFFIX) for name in names if name.endswith(PREPARED_SUFFIX)]
+    return [int(each) for each in digits if each.isdecimal()]
+
+
 def _prepared(disk: Disk, paths: EnginePaths) -> Iterator[PreparedStage]:
-    for name in disk.list_directory(paths.staged):
-        content = read_file(disk, f"{paths.staged}/{name}") if name.endswith(PREPARED_SUFFIX) else None
+    for number in prepared_numbers(disk, paths.root):
+        content = read_file(disk, paths.prepared(number))
         if content is None:
             continue
         with contextlib.suppress(FormatError):

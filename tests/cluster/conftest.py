@@ -10,7 +10,7 @@ from quiver_actors.spark.testing import StandaloneCluster
 
 TOPICS = (
     *("plain", "remote", "local", "executor", "python", "quiver", "speculation", "stream", "copied"),
-    *("rounds", "many", "many_copied", "archives"),
+    *("rounds", "many", "many_copied", "archives", "moved"),
 )
 CONFIG = "[segment]\nmax_open_duration = '1h'\ntarget_size = '256KiB'\n" + "".join(f"[topics.{t}]\n" for t in TOPICS)
 

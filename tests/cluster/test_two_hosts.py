@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from quiver_actors import spark as qs
-from quiver_actors.client import connect
+from quiver_actors.archive.node_state import NodeState
+from quiver_actors.client import Client, connect
 from quiver_actors.spark.testing import ClusterNode, StandaloneCluster
+from quiver_actors.transactions import Decisions
 from tests.cluster.driver import slowly
 from tests.cluster.looking import everywhere, memory_bytes, numbers, staged
+from tests.cluster.moving import MovingNode
 from tests.integration.spark_node import ResumedQuery, wait_until
+from tests.integration.test_restore import take_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -162,6 +167,65 @@ def test_a_stream_through_both_nodes(spark: SparkSession, cluster: StandaloneClu
     save(spark.range(3000, 4000, 1, 2), "stream", bundleBytes="1KiB")
     run()
     assert everywhere(cluster, "copied") == list(range(4000))
+
+
+def test_a_node_that_is_lost_goes_on_at_another_host(
+    spark: SparkSession, cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    """What was archived is read without the node. After the restore the subscriber and the query go on where they were, each is told of the
+    five bundles that died with the disk, and a prepared stage is published once."""
+    log = Decisions(str(tmp_path / "decisions"))
+
+    def copy_on(**options: str) -> None:
+        source = spark.readStream.format("quiver").options(topic="moved", startingOffsets="earliest", **options)
+        writer = source.schema("id LONG").load().writeStream.format("parquet").option("path", str(tmp_path / "copied"))
+        writer = writer.option("checkpointLocation", str(tmp_path / "ck"))
+        ResumedQuery(writer.trigger(availableNow=True).start).finish()
+
+    def push(client: Client, *values: int) -> None:
+        client.push_many([pa.record_batch({"id": [value]}) for value in values], topic="moved")
+
+    with MovingNode(cluster, "127.0.0.4") as moving:
+        moving.start()
+        with connect(moving.node.run_dir) as client:
+            with client.subscribe("reader", topic="moved", start="earliest") as deliveries:
+                push(client, *range(60))
+                for _ in range(20):
+                    delivery = deliveries.get(timeout=30)
+                    assert delivery is not None
+                    delivery.ack()
+            copy_on()
+            push(client, *range(60, 80))
+            client.flush("moved", until="archived", timeout=60)
+            with client.stage("txn", topic="moved", decisions=log.location) as stage:
+                stage.push(pa.record_batch({"id": [100]}))
+                token = stage.prepare()
+            push(client, *[-1] * 5)
+        moving.wait_for_state(lambda state: is_waited_for(state, unsealed=5))
+        moving.lose()
+        frame = spark.read.format("quiver").options(topic="moved", archive=moving.url).load()
+        assert sorted(row.id for row in frame.collect()) == list(range(80))
+
+        said = moving.restore(cluster.hosts[1].address)
+        assert [each["txn_id"] for each in said["carried_stages"]] == ["txn"]
+        with connect(moving.node.run_dir) as client:
+            ids, gaps = take_all(client, "reader", "moved")
+            assert ids == list(range(20, 80))
+            assert [gap.bundle_count for gap in gaps] == [5, None]
+            push(client, *range(80, 100))
+            assert token is not None
+            for _ in range(2):
+                client.publish(log.commit("txn", 0, [token]).tokens, drop_others=True)
+        with pytest.raises(StreamingQueryException, match="lost"):
+            copy_on()
+        copy_on(failOnDataLoss="false")
+        assert sorted(row.id for row in spark.read.parquet(str(tmp_path / "copied")).collect()) == list(range(101))
+
+
+def is_waited_for(state: NodeState, unsealed: int) -> bool:
+    """Whether a state knows so many bundles that are not sealed, and has the bundles of a prepared stage."""
+    count = sum(each.bundle_count for engine in state.engines for each in engine.unarchived if not each.is_sealed)
+    return count == unsealed and any(stage.is_archived for engine in state.engines for stage in engine.prepared)
 
 
 MANY = int(os.environ.get("QUIVER_TEST_MICRO_BATCHES", "1000"))

@@ -124,8 +124,8 @@ SECTIONS = (
     Section(
         "Prepared stages, transactions, producers",
         "`QUIVSTG\\0` begins a prepared stage, `QUIVTXN\\0` `quiver.transactions`, `QUIVPRD\\0` `quiver.producers`. A header, msgpack, and "
-        "the checksum. The msgpack of a prepared stage and of `quiver.transactions` is a map with the fields below; "
-        "`store/staged/keys.py` describes that of `quiver.producers`.",
+        "the checksum. The msgpack of a prepared stage and of `quiver.transactions` is a map with the fields below "
+        "(PublishedRecord: an array of them); `store/staged/keys.py` describes that of `quiver.producers`.",
         (
             records.record_framing(b"QUIVSTG\0", "prepared stage"),
             records.PreparedRecord,
@@ -134,6 +134,7 @@ SECTIONS = (
             records.JournalRecord,
             records.PublishingRecord,
             records.DroppedRecord,
+            records.PublishedRecord,
         ),
     ),
     Section("Decisions", "One JSON object with the fields below.", (Decision, Token)),

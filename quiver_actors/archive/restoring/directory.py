@@ -193,7 +193,11 @@ def _with_state(writer: ManifestWriter, plan: Plan, directory: str) -> Plan:
         return plan
     through = {(each.state.topic, each.state.core): each.archived_through for each in plan.engines}
     states = [
-        renumbered(each, {core: seq for (topic, core), seq in through.items() if topic == each.state.topic})
+        renumbered(
+            each,
+            {core: seq for (topic, core), seq in through.items() if topic == each.state.topic},
+            plan.state.taken_unix_ns,
+        )
         for each in plan.engines
     ]
     state = msgspec.structs.replace(plan.state, engines=tuple(states), restored_into=directory)

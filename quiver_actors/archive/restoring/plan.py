@@ -17,7 +17,14 @@ from typing import NamedTuple
 from quiver_actors.archive.manifest import Head, Owner, Segment, StreamRef
 from quiver_actors.archive.manifest_store import read_head, read_part, read_state
 from quiver_actors.archive.node_state import EngineState, KnownSegment, NodeState, PreparedStage, decode_state
-from quiver_actors.archive.restoring.stages import LostStage, carried_stages, lost_stages, staged_bytes
+from quiver_actors.archive.restoring.stages import (
+    LostStage,
+    carried_stages,
+    lost_publishes,
+    lost_stages,
+    staged_bytes,
+    without_archived,
+)
 from quiver_actors.archive.staged_bundles import stream_of
 from quiver_actors.base.core_dirs import RETIRED_NAME
 from quiver_actors.errors import UsageError
@@ -47,6 +54,8 @@ class EnginePlan(NamedTuple):
     """Log position behind everything that is archived."""
     keys_from: int
     """Segments from this number on may hold keys of producers that the state does not know."""
+    lost_publishes: list[int]
+    """The numbers of published stages of which something is lost."""
 
     @property
     def is_retired(self) -> bool:
@@ -126,6 +135,7 @@ def plan_engine(store: ObjectStore, head: Head, engine: EngineState, *, is_own: 
     """
     stream = next((each for each in head.streams if each.key == (engine.topic, engine.incarnation, engine.core)), None)
     through = -1 if stream is None else stream.archived_through
+    engine = without_archived(engine, through)
     known = {each.segment_seq: each for each in engine.unarchived}
     numbers = sorted({*_numbers(engine), *known})
     first = min([*numbers, engine.next_segment_seq if engine.next_segment_seq >= 0 else through + 1])
@@ -140,7 +150,8 @@ def plan_engine(store: ObjectStore, head: Head, engine: EngineState, *, is_own: 
     losses += [Loss(number, 0, is_sealed=False) for number in _open_ends(engine, is_own=is_own) if number > through]
     unsealed = [each.segment_seq for each in engine.unarchived if not each.is_sealed]
     keys_from = min([*unsealed, engine.next_segment_seq]) if engine.next_segment_seq >= 0 else first
-    return EnginePlan(engine, segments, losses, through, position_end, keys_from)
+    unpublished = lost_publishes(engine, through, is_own=is_own)
+    return EnginePlan(engine, segments, losses, through, position_end, keys_from, unpublished)
 
 
 def _loss(number: int, found: KnownSegment | None) -> Loss:

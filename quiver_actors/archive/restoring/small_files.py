@@ -24,6 +24,8 @@ import msgspec
 
 from quiver_actors.archive.node_state import EngineState, PreparedStage
 from quiver_actors.archive.restoring.plan import EnginePlan, Loss
+from quiver_actors.archive.restoring.stages import LOST_PUBLISH
+from quiver_actors.archive.staged_bundles import journal_of
 from quiver_actors.errors import FormatError
 from quiver_actors.store.files.core_file import CORE_NAME, CoreFile, decode_core, encode_core
 from quiver_actors.store.files.foreign_record import FOREIGN_NAME, ForeignRecord, decode_foreign, encode_foreign
@@ -49,14 +51,18 @@ POSITIONS_AHEAD = 1 << 52
 STAGES_AHEAD = 1 << 32
 """How far the numbers of a restored directory are ahead: more than a node can use in years, and room for two thousand restores."""
 CURSOR_PATH = f"{WAL_NAME}/{CURSOR_NAME}"
-LOST_STAGE = "its bundles were lost with the disk of the node, from whose archive the directory was restored"
+LOST_STAGE = (
+    "its bundles were lost with the disk of the node, from whose archive the directory was restored: run the transaction again, under "
+    "another id if it was committed"
+)
 
 
-def renumbered(plan: EnginePlan, archived_through: Mapping[int, int]) -> EngineState:
+def renumbered(plan: EnginePlan, archived_through: Mapping[int, int], taken_unix_ns: int) -> EngineState:
     """The state that a restored directory begins with.
 
     Args:
         archived_through: of all cores of the topic.
+        taken_unix_ns: UNIX time of the state of the dead node.
 
     A damaged file of the state counts as missing, or stays as it is where a start makes it anew from segments.
     """
@@ -70,7 +76,7 @@ def renumbered(plan: EnginePlan, archived_through: Mapping[int, int]) -> EngineS
         **state.files,
         CORE_NAME: encode_core(CoreFile(core.incarnation, core.core_id, began_at, sequence, clean_shutdown=False)),
         CURSOR_PATH: encode_cursor(position),
-        TRANSACTIONS_NAME: encode_journal(_journal(state)),
+        TRANSACTIONS_NAME: encode_journal(_journal(plan, taken_unix_ns)),
     }
     windows = _decoded(decode_windows, files.get(PRODUCERS_NAME), Windows())
     if len(windows):
@@ -90,18 +96,31 @@ def _decoded(decode: Callable[[bytes], T], content: bytes | None, default: T) ->
         return default
 
 
-def _journal(state: EngineState) -> JournalRecord:
-    """The journal with prepared stages that do not come back as dropped.
+def _journal(plan: EnginePlan, taken_unix_ns: int) -> JournalRecord:
+    """The journal with stages that do not come back as dropped: prepared ones, and published ones that were not archived.
 
-    Any other stage below its floor is refused: it may have been published and lost.
+    Any other stage below its floor is refused, unless its bundles are archived: it may have been published and lost.
     """
-    former = _decoded(decode_journal, state.files.get(TRANSACTIONS_NAME), JournalRecord())
+    state = plan.state
+    former = journal_of(state)
     dropped = {each.number for each in former.dropped}
-    lost = [each for each in state.prepared if not each.is_archived and each.number not in dropped]
-    next_number = max([former.next_number, *(each.number + 1 for each in state.prepared)]) + STAGES_AHEAD
     carried = sorted(each.number for each in state.prepared if each.is_archived and each.number not in dropped)
-    journal = JournalRecord(next_number, [], former.dropped, next_number, carried)
-    return journal.with_dropped(dropped_record(each, LOST_STAGE) for each in lost)
+    lost = [each for each in state.prepared if not each.is_archived and each.number not in dropped]
+    prepared = {each.number for each in state.prepared}
+    next_number = max([former.next_number, *(number + 1 for number in prepared)]) + STAGES_AHEAD
+    journal = JournalRecord(
+        next_number,
+        [],
+        former.dropped,
+        next_number,
+        carried,
+        [each for each in former.published if each.last_segment_seq <= plan.archived_through],
+        taken_unix_ns,
+    )
+    journal = journal.with_dropped(dropped_record(each, LOST_STAGE) for each in lost)
+    return journal.with_dropped(
+        DroppedRecord(number, "", 0, LOST_PUBLISH, time.time_ns()) for number in plan.lost_publishes
+    )
 
 
 def dropped_record(stage: PreparedStage, reason: str) -> DroppedRecord:

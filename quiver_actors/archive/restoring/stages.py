@@ -5,6 +5,12 @@
 | its files are archived                           | prepared, under its number: its token can be published                      |
 | its files are not archived, or damaged there     | lost: named, recorded as dropped; publishing it raises `TransactionLost`    |
 | lost, and its transaction is undecided           | the transaction is aborted: a later commit raises `TransactionAborted`      |
+
+| a stage that the state calls published           | after the restore                                                           |
+|--------------------------------------------------|-----------------------------------------------------------------------------|
+| all of its segments are archived, or told lost   | published: publishing it again does nothing                                 |
+| none is, and its files still are in the archive  | prepared again, as above                                                    |
+| else                                             | lost: named, recorded as dropped; publishing it raises `TransactionLost`    |
 """
 
 from __future__ import annotations
@@ -12,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.node_state import EngineState, PreparedStage
-from quiver_actors.archive.staged_bundles import keys_of_stage, record_of, stream_of
+from quiver_actors.archive.staged_bundles import journal_of, keys_of_stage, record_of, stream_of
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError, QuiverError
 from quiver_actors.store.disk.protocol import Disk, write_atomically
@@ -38,6 +46,30 @@ class LostStage(NamedTuple):
 
 
 NOT_ARCHIVED = "its bundles were not archived before the node died"
+LOST_PUBLISH = (
+    "it was published, and the node died with its disk before all of its bundles were archived: subscribers have notices of what is lost. "
+    "Store what is missing under another transaction id"
+)
+
+
+def without_archived(engine: EngineState, archived_through: int) -> EngineState:
+    """The state of a directory without prepared stages of which a segment is archived: prepared again, they would come twice."""
+    there = {each.number for each in journal_of(engine).published if each.first_segment_seq <= archived_through}
+    prepared = tuple(each for each in engine.prepared if each.number not in there)
+    return msgspec.structs.replace(engine, prepared=prepared)
+
+
+def lost_publishes(engine: EngineState, archived_through: int, *, is_own: bool) -> list[int]:
+    """The numbers of published stages that are not archived as a whole, and that do not come back as prepared ones.
+
+    Args:
+        is_own: the state was made for this very restore, which was cut off: it calls them dropped already.
+    """
+    journal = journal_of(engine)
+    if is_own:
+        return [each.number for each in journal.dropped if each.reason == LOST_PUBLISH]
+    known = {each.number for each in journal.dropped} | {each.number for each in engine.prepared}
+    return sorted({each.number for each in journal.published if each.last_segment_seq > archived_through} - known)
 
 
 def carried_stages(engine: EngineState) -> list[PreparedStage]:

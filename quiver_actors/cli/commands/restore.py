@@ -125,6 +125,11 @@ def _show(
                     }
                     for each in lost
                 ],
+                "lost_publishes": [
+                    {"topic": each.state.topic, "core": each.state.core, "stage": number}
+                    for each in plan.engines
+                    for number in each.lost_publishes
+                ],
                 "bare_topics": plan.bare_topics,
                 "damaged": [
                     {
@@ -199,6 +204,12 @@ def _stage_lines(arguments: argparse.Namespace, plan: Plan, lost: list[LostStage
             f"topic {each.stream.topic}, core {each.stream.core}: {each.problem}; publishing them raises TransactionLost; "
             f"{_fate(arguments, each)}"
         )
+    for engine in plan.engines:
+        for number in engine.lost_publishes:
+            yield (
+                f"lost: stage {number} of topic {engine.state.topic}, core {engine.state.core}, was published, and not all of its bundles "
+                "were archived: publishing it again raises TransactionLost"
+            )
 
 
 def _fate(arguments: argparse.Namespace, lost: LostStage) -> str:

@@ -81,10 +81,8 @@ class StageTable:
         found = next((record for record in self._journal.dropped if record.number == number), None)
         if found is not None:
             raise TransactionLost(f"{self.place}: stage {number} of {found.txn_id!r} was dropped: {found.reason}")
-        if number < self._journal.dropped_floor and number not in self._journal.carried:
-            raise TransactionLost(
-                f"{self.place}: stage {number} is too old to tell whether it was published or dropped"
-            )
+        if self._journal.was_published(number) is None:
+            raise TransactionLost(f"{self.place}: {self._journal.why_unknown(number)}")
 
     def with_dropped(self, stages: Sequence[Stage]) -> JournalRecord:
         """The journal's next record, with those of the stages as dropped that were prepared."""
@@ -101,7 +99,8 @@ class StageTable:
         return self._record(self._journal)
 
     def _record(self, journal: JournalRecord) -> JournalRecord:
-        return msgspec.structs.replace(journal, next_number=self._next_number, publishing=self.publishes.places)
+        places = self.publishes.places
+        return msgspec.structs.replace(journal.with_published(places), next_number=self._next_number, publishing=places)
 
     def note_recorded(self, journal: JournalRecord) -> None:
         """The record is durable."""

@@ -15,11 +15,13 @@ and no byte of an entry is ever written twice. Bundle i of the published segment
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
 
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import InvalidFormat
 from quiver_actors.store.format.fields import Field, FieldTable
 from quiver_actors.store.format.framing import Framing, Place
@@ -28,6 +30,8 @@ STAGE_MAGIC = b"QUIVSTG\0"
 JOURNAL_MAGIC = b"QUIVTXN\0"
 DROPPED_MAX = 10_000
 """How many dropped stages are remembered one by one."""
+PUBLISHED_MAX = 512
+"""How many published stages are remembered with their segments, for a restore."""
 RECORD_TABLE = FieldTable(
     "record",
     Field("magic", "8s", "the kind of record"),
@@ -95,6 +99,15 @@ class DroppedRecord(msgspec.Struct, frozen=True):
     dropped_unix_ns: int
 
 
+class PublishedRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Where a stage has become visible, or is about to: a restore compares it with what was archived."""
+
+    number: int
+    first_segment_seq: int
+    last_segment_seq: int
+    """The segments of its parts follow each other."""
+
+
 class JournalRecord(msgspec.Struct, frozen=True):
     """`quiver.transactions`. A number below `next_number` that is neither prepared nor dropped was published."""
 
@@ -106,23 +119,56 @@ class JournalRecord(msgspec.Struct, frozen=True):
     """Dropped stages with lower numbers have no record any more."""
     carried: list[int] = []
     """Numbers below `dropped_floor` of stages that `quiver restore` has brought back: what became of each of them is known."""
+    published: list[PublishedRecord] = []
+    """The newest published stages, in the order of their segments."""
+    restored_as_of_unix_ns: int = 0
+    """UNIX time of the state from which `quiver restore` has made the directory; 0: it was never restored."""
 
     def was_published(self, number: int) -> bool | None:
         """Whether a stage that is not prepared any more was published; None: nobody can tell."""
         if any(record.number == number for record in self.dropped):
             return False
-        return True if self.dropped_floor <= number < self.next_number or number in self.carried else None
+        is_known = self.dropped_floor <= number < self.next_number or number in self.carried
+        return True if is_known or any(record.number == number for record in self.published) else None
+
+    def why_unknown(self, number: int) -> str:
+        """Say why nobody can tell what became of a stage, and what to do."""
+        if not self.restored_as_of_unix_ns:
+            return f"stage {number} is too old to tell whether it was published or dropped"
+        as_of = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.restored_as_of_unix_ns / SECOND_NS))
+        return (
+            f"stage {number} is of the node that died: its directory was restored from its archive as of {as_of}, which does not say what "
+            "became of the stage. It was published long before, or came too late to be archived and is lost. What other workers and nodes "
+            "have of its transaction may be visible. Look which of its rows are there, and store those that are missing under another "
+            "transaction id; a streaming query goes on from a new checkpoint"
+        )
+
+    def with_published(self, places: Iterable[PublishingRecord]) -> JournalRecord:
+        """The record with stages as published at these places. The oldest are forgotten where there are too many."""
+        found = {record.number: record for record in self.published}
+        for place in places:
+            first = last = place.segment_seq
+            if place.number in found:
+                first = min(first, found[place.number].first_segment_seq)
+                last = max(last, found[place.number].last_segment_seq)
+            found[place.number] = PublishedRecord(place.number, first, last)
+        if found.keys() == {record.number for record in self.published}:
+            return self
+        ordered = sorted(found.values(), key=lambda record: record.first_segment_seq)
+        return msgspec.structs.replace(self, published=ordered[-PUBLISHED_MAX:])
 
     def with_dropped(self, new: Iterable[DroppedRecord]) -> JournalRecord:
         """The record with more stages as dropped. The oldest are forgotten where there are too many."""
         ordered = sorted([*self.dropped, *new], key=lambda record: record.number)
         kept = ordered[-DROPPED_MAX:]
         forgotten = {record.number for record in ordered[: len(ordered) - len(kept)]}
+        gone = {record.number for record in ordered} if self.published else set()
         return msgspec.structs.replace(
             self,
             dropped=kept,
             dropped_floor=max(self.dropped_floor, kept[0].number) if forgotten else self.dropped_floor,
             carried=[number for number in self.carried if number not in forgotten],
+            published=[record for record in self.published if record.number not in gone],
         )
 
 

@@ -61,7 +61,10 @@ def check_published(disk: Disk, topic: str, core: int, incarnation: str, numbers
         journal = decode_journal(read_whole(disk, paths.transactions, _BYTES_MAX))
     dropped = {record.number: record.reason for record in journal.dropped}
     for number in numbers:
-        if not journal.was_published(number):
+        was_published = journal.was_published(number)
+        if was_published is None and number < journal.next_number:
+            raise TransactionLost(f"{place}: {journal.why_unknown(number)}")
+        if not was_published:
             raise TransactionLost(
                 f"{place}: stage {number} was not published: {dropped.get(number, 'nothing is known of it')}"
             )

@@ -9,19 +9,22 @@ from pathlib import Path
 import pytest
 
 import quiver_actors
-from quiver_actors.archive import staged_bundles
+from quiver_actors.archive import staged_bundles, state_keeper
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_state
 from quiver_actors.archive.node_state import KnownSegment, NodeState, decode_state, encode_state
+from quiver_actors.archive.staged_bundles import journal_of
 from quiver_actors.archive.state_keeper import StateKeeper, engine_directories, take_state
 from quiver_actors.archive.topic_archive import Behind, TopicArchive
+from quiver_actors.embedded import Store
 from quiver_actors.errors import ChecksumMismatch, FormatError
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.files.cold_list import COLD_NAME, ColdEntry, ColdList, encode_cold_list
 from quiver_actors.store.files.core_file import decode_core
 from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.store.objects.opening import open_store
+from quiver_actors.store.staged.records import PublishedRecord
 from quiver_actors.store.subscriber.progress import SubscriberProgress, encode_progress
 from quiver_actors.store.subscriber.progress_journal import (
     JOURNAL_NAME,
@@ -30,6 +33,7 @@ from quiver_actors.store.subscriber.progress_journal import (
     encode_frame,
     encode_header,
 )
+from quiver_actors.transactions import Token
 from tests.support.restorable import batch, info
 from tests.unit.archive.test_manifest_store import a_segment
 
@@ -130,6 +134,88 @@ def test_stages_are_uploaded_some_at_a_time_and_segments_have_turns_in_between(
             (engine,) = state_in(writer, store).engines
             assert [stage.is_archived for stage in engine.prepared] == [True] * count + [False] * (3 - count)
         assert len(list(store.objects("node/manifest.stages"))) == 3
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_stage_is_named_at_once_and_its_bundles_follow(
+    store: ObjectStore, data: Path, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    monkeypatch.setattr(state_keeper, "NAMES_INTERVAL_NS", HOUR_NS if waits else 0)
+    disk, writer, keeper = PosixDisk(str(data)), own(store), StateKeeper(PosixDisk(str(data)), store, HOUR_NS)
+    stream = stream_of(disk)
+    keep(keeper, writer, {stream: Behind()})
+    with quiver_actors.open(data) as opened:
+        tokens = [prepared(opened, "txn", 1)]
+        keep(keeper, writer, {stream: Behind()})
+        assert stages_of(writer, store) == [(tokens[0].number, False)]
+        named = writer.head
+        keep(keeper, writer, {stream: Behind()})
+        assert writer.head == named, "it is named already"
+        tokens.append(prepared(opened, "another", 2))
+        keep(keeper, writer, {stream: Behind()})
+        seen = tokens[:1] if waits else tokens
+        assert stages_of(writer, store) == [(token.number, False) for token in seen]
+
+
+def prepared(opened: Store, txn_id: str, number: int) -> Token:
+    with opened.stage(txn_id) as stage:
+        stage.push(batch(number))
+        token = stage.prepare()
+    assert token is not None
+    return token
+
+
+def publish(opened: Store, token: Token) -> int:
+    """Publish a stage. Returns its segment."""
+    opened.publish(opened.decide(token.txn_id, 0, [token]).tokens)
+    return opened.segments()[0][-1].segment_seq
+
+
+def test_a_published_stage_stays_prepared_in_the_state_until_its_segment_is_archived(
+    store: ObjectStore, data: Path
+) -> None:
+    disk, writer = PosixDisk(str(data)), own(store)
+    stream, keeper = stream_of(disk), StateKeeper(disk, store, 0)
+    with quiver_actors.open(data) as opened:
+        token = prepared(opened, "txn", 1)
+        keep(keeper, writer, {stream: Behind()})
+        assert stages_of(writer, store) == [(token.number, True)]
+        segment_seq = publish(opened, token)
+        for archived in (None, *range(segment_seq)):
+            if archived is not None:
+                keeper.record(writer, stream, Addition([a_segment(archived)], [], archived))
+            keep(keeper, writer, {stream: Behind()})
+            assert stages_of(writer, store) == [(token.number, True)]
+        (key,) = [each.key for each in store.objects("node/manifest.stages")]
+        assert key not in writer.head.garbage
+        keeper.record(writer, stream, Addition([a_segment(segment_seq)], [], segment_seq))
+        assert stages_of(writer, store) == []
+        assert key in writer.head.garbage
+        keep(keeper, writer, {stream: Behind()})
+        assert stages_of(writer, store) == []
+
+
+def test_a_segment_is_recorded_with_where_its_stage_was_published(
+    store: ObjectStore, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_keeper, "NAMES_INTERVAL_NS", 0)
+    disk, writer = PosixDisk(str(data)), own(store)
+    stream, keeper = stream_of(disk), StateKeeper(disk, store, HOUR_NS)
+    keep(keeper, writer, {stream: Behind()})
+    with quiver_actors.open(data) as opened:
+        token = prepared(opened, "txn", 1)
+        keep(keeper, writer, {stream: Behind()})
+        assert stages_of(writer, store) == [(token.number, False)]
+        segment_seq = publish(opened, token)
+        keeper.record(writer, stream, Addition([a_segment(0)], [], 0))
+        (engine,) = state_in(writer, store).engines
+        assert engine.prepared == (), "nothing of it is archived, so it cannot come back"
+        assert journal_of(engine).published == [PublishedRecord(token.number, segment_seq, segment_seq)]
+
+
+def stages_of(writer: ManifestWriter, store: ObjectStore) -> list[tuple[int, bool]]:
+    (engine,) = state_in(writer, store).engines
+    return [(each.number, each.is_archived) for each in engine.prepared]
 
 
 def test_parts_of_stages_that_no_state_names_go(store: ObjectStore, data: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+import msgspec
 import pytest
 
 from quiver_actors.base.config import RetentionSettings
@@ -15,9 +16,18 @@ from quiver_actors.errors import (
     UnknownTransaction,
     UsageError,
 )
+from quiver_actors.store.disk.protocol import read_whole
 from quiver_actors.store.engine import EngineState
 from quiver_actors.store.engine.events import Resumed, Sealed, StageDropped, StagesPublished
-from quiver_actors.store.staged.records import DROPPED_MAX, DroppedRecord, JournalRecord
+from quiver_actors.store.staged.records import (
+    DROPPED_MAX,
+    PUBLISHED_MAX,
+    DroppedRecord,
+    JournalRecord,
+    PublishedRecord,
+    PublishingRecord,
+    decode_journal,
+)
 from quiver_actors.store.staged.states import STAGE_TRANSITIONS, StageState
 from quiver_actors.store.wal.uniform import UNIFORM_ENTRIES_MIN
 from tests.disks.faulty import FaultyDisk
@@ -27,6 +37,7 @@ from tests.support.engine_driver import topic_settings
 from tests.support.stage_driver import HOUR_NS, OWNER, StageDriver, order
 
 STAGED = "default/core_0/staged"
+JOURNAL_PATH = "default/core_0/quiver.transactions"
 SMALL = topic_settings(segment_target_size_bytes=64 * KIB, retention=RetentionSettings(min_free_bytes=0))
 
 
@@ -226,6 +237,30 @@ def test_only_so_many_drops_are_remembered() -> None:
 def test_stages_that_a_restore_carried_stay_known_below_the_floor() -> None:
     journal = JournalRecord(100, dropped_floor=100, carried=[7])
     assert [journal.was_published(number) for number in (6, 7, 8, 100)] == [None, True, None, None]
+
+
+def test_where_stages_were_published_is_remembered_over_restarts_and_below_the_floor(driver: StageDriver) -> None:
+    first, second = driver.prepared(1), driver.prepared(2)
+    driver.publish(first)
+    driver.publish(second)
+    driver.restart()
+    driver.publish(driver.prepared(3))
+    journal = decode_journal(read_whole(driver.disk, JOURNAL_PATH, 1 << 20))
+    found = {each.number: each for each in journal.published}
+    segments = [info.segment_seq for info in driver.engine.segments()]
+    assert [found[number].first_segment_seq for number in (first, second)] == segments[:2]
+    restored = msgspec.structs.replace(journal, dropped_floor=journal.next_number)
+    assert [restored.was_published(number) for number in (first, second, 99)] == [True, True, None]
+
+
+def test_only_so_many_publishes_are_remembered_and_none_that_was_dropped() -> None:
+    places = [PublishingRecord(number, 0, 1000 - number, 0, 0) for number in range(1, PUBLISHED_MAX + 3)]
+    journal = JournalRecord(PUBLISHED_MAX + 10).with_published(places)
+    assert journal.published[-1] == PublishedRecord(1, 999, 999)
+    assert len(journal.published) == PUBLISHED_MAX
+    journal = journal.with_dropped([DroppedRecord(1, "t", 0, "damaged", 0)])
+    assert journal.was_published(1) is False
+    assert journal.published[-1] == PublishedRecord(2, 998, 998)
 
 
 def test_the_losers_of_a_decided_transaction_go(driver: StageDriver) -> None:
