@@ -189,7 +189,7 @@ class ErringDisk(InterposedDisk):
         if found[-TRAILER.size : -CRC.size][-len(SEGMENT_MAGIC) :] != SEGMENT_MAGIC:
             return found
         self.errors -= 1
-        return found.replace(b"1-0-text", b"?-0-text")
+        return found.replace(b"1-0-text", b"?-0-text")  # type: ignore[return-value]
 
 
 def test_a_disk_that_errs_while_a_bundle_is_looked_at_costs_no_bundle() -> None:
