@@ -38,6 +38,7 @@ _READS_OF_OTHERS = {
     "quiver_actors.store.recovery.replay",
     "quiver_actors.store.segment.reader",
     "quiver_actors.store.segment.integrity",
+    "quiver_actors.store.segment.entry_places",
     "quiver_actors.store.segment.dictionaries",
     # Of what replay has in memory.
     "quiver_actors.store.staged.keys",

@@ -5,12 +5,14 @@
 | the file is gone and the directory is the engine's own | `is_lost` |
 | the file cannot be opened, or the directory is another one | `fault`: it may pass, and nothing is concluded from it |
 | the file differs from its checksum, or the disk does not give it back | `damage` |
-| the file is whole, but Arrow cannot decode a bundle that somebody could not read | `undecodable`; the file stays in quarantine too |
+| the file is whole; a bundle that somebody could not read is not, or cannot be decoded | `undecodable`; the file goes to quarantine too |
 | a bundle of a log that is not sealed differs from its checksum, or cannot be decoded | `damaged`; its entry is copied to quarantine |
-| the file is whole, and such a bundle can be decoded, or its body is compressed | `decodable` |
+| the file is whole, and such a bundle is too, and can be decoded, or its body is compressed | `decodable` |
+| the file is whole when it is checked, and not when it is read once more | nothing of its bundles, which are looked at again |
 
-Bundles are decoded from a private copy of the file, so that a disk that fails cannot end the process, and each value is validated. A
-compressed body is not decoded: nothing bounds what it becomes.
+Bundles are proven as consumers prove them: what no consumer can read is no bundle to be offered again. They are decoded from a private copy
+of the file, so that a disk that fails cannot end the process, and each value is validated. A compressed body is not decoded: nothing bounds
+what it becomes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
+from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile
 from quiver_actors.store.disk.salvage import SalvageReader
@@ -33,7 +36,8 @@ from quiver_actors.store.jobs.job import Job
 from quiver_actors.store.segment.arrow_file import BLOCK, read_file_footer
 from quiver_actors.store.segment.bodies import has_compressed_body
 from quiver_actors.store.segment.check import STEP_BYTES, empty_bundles, run_to_end, verify_steps
-from quiver_actors.store.segment.reader import SegmentReader
+from quiver_actors.store.segment.checked import CheckedReader
+from quiver_actors.store.segment.layout import CRC
 from quiver_actors.store.wal.entry_reader import EntryReader, LogEntries, Place
 from quiver_actors.supervisor.log import log_event
 
@@ -165,7 +169,7 @@ class VerifyJob(Job):
 
     def _decode(self, file: DiskFile) -> None:
         with contextlib.closing(_PrivateCopy(file)) as copy:
-            for index in self._bundles:
+            for index in self._bundles if copy.is_whole else ():
                 reason = copy.why_not(index)
                 if reason is None:
                     self.decodable.append(index)
@@ -237,22 +241,28 @@ class LogCheckJob(Job):
 
 
 class _PrivateCopy:
-    """The bytes of a whole segment in memory of this process alone, aligned as a mapped file is."""
+    """The bytes of a whole segment in memory of this process alone, aligned as a mapped file is.
+
+    Attributes:
+        is_whole: the copy has the checksum that it holds.
+    """
 
     def __init__(self, file: DiskFile) -> None:
         size_bytes = file.size()
         self._memory = mmap.mmap(-1, size_bytes)
         for offset in range(0, size_bytes, STEP_BYTES):
             self._memory.write(file.read(min(STEP_BYTES, size_bytes - offset), offset))
-        self._reader: SegmentReader | None = None
+        self.is_whole = self._memory[-CRC.size :] == CRC.pack(crc32(memoryview(self._memory)[: -CRC.size]))
+        self._reader: CheckedReader | None = None
 
     def why_not(self, index: int) -> str | None:
-        """Why a bundle cannot be decoded, None if it can be or must not be tried."""
+        """Why a bundle cannot be read, None if it can be: what must not be decoded is compared with its checksum."""
         try:
             if self._reader is None:
-                self._reader = SegmentReader(self._memory)
+                self._reader = CheckedReader(memoryview(self._memory))
             if not 0 <= index < self._reader.bundle_count:
                 return None
+            self._reader.check(index)
             if any(self._has_compressed_body(stream_id) for stream_id in self._reader.manifest.stream_ids(index)):
                 return None
             for batch in self._reader.bundle(index).values():

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from quiver_actors.errors import ChecksumMismatch, FormatError
 from quiver_actors.store.segment.codec import StreamInfo
-from quiver_actors.store.segment.integrity import Contents, Freeze, Integrity, frozen_start, integrity_of
+from quiver_actors.store.segment.contents import Contents, Freeze
+from quiver_actors.store.segment.integrity import Integrity, frozen_start, integrity_of
 from quiver_actors.store.segment.mapping import SegmentMapping
 from quiver_actors.store.segment.reader import SegmentReader
 from quiver_actors.store.segment.runs import Run, RunReader

@@ -16,7 +16,7 @@ says, whatever it holds (the CRC of a body that its own CRC follows is always th
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -27,40 +27,17 @@ from quiver_actors.base.locks import new_lock
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat, StreamNotFound
 from quiver_actors.store.segment.arrow_file import FILE_START, read_file_footer, read_footer_counts
 from quiver_actors.store.segment.blocks import Spans, are_inside, unpack_blocks
-from quiver_actors.store.segment.codec import FooterExtension, SegmentFooter, StreamInfo
+from quiver_actors.store.segment.codec import FooterExtension, SegmentFooter
 from quiver_actors.store.segment.compaction import BUNDLE_FIELDS, bundle_rows
+from quiver_actors.store.segment.contents import Contents
+from quiver_actors.store.segment.entry_places import CRC_OF_WHOLE, LENGTH_BYTES, entry_places
 from quiver_actors.store.segment.layout import CRC, LOG_HEADER_BYTES
-from quiver_actors.store.segment.manifest import Manifest
 from quiver_actors.store.segment.outline import manifest_columns
 
-Freeze = Callable[[int, int], None]
-"""`freeze(start, end)`: keep these bytes of the file as they are now."""
-
-_LENGTH_BYTES = 4
-_ENTRY_HEAD = np.dtype([("body_bytes", "<u4"), ("type", "u1"), ("time", "<i8"), ("sequence", "<u8")])
-"""How a log entry begins: the fields of its head."""
-_ALIGNMENT = 64
-_CRC_OF_WHOLE = 0x2144DF1C
-"""CRC-32 of any bytes that are followed by their own CRC-32."""
 _RUN_COST_BYTES = 8 << 10
 """How many bytes are checked in the time that the CRC of one run of entries takes."""
 _ROW_BYTES = BUNDLE_FIELDS.itemsize
 _REF = struct.Struct("<II").pack
-
-
-class Contents(NamedTuple):
-    """The decoded end of a segment file. `footer`, `streams` and `manifest` were decoded from frozen bytes."""
-
-    view: memoryview
-    """The whole file."""
-    freeze: Freeze
-    footer: SegmentFooter
-    streams: Mapping[int, StreamInfo]
-    manifest: Manifest
-
-    def read(self, length: int, offset: int) -> bytes:
-        """Return a copy of `length` bytes from `offset` on, as a disk would."""
-        return bytes(self.view[offset : offset + length])
 
 
 class Integrity(Protocol):
@@ -123,11 +100,11 @@ class InPlace:
         entries_end = _entries_end(extension)
         if not LOG_HEADER_BYTES <= entries_end <= contents.footer.directory_offset:
             raise ChecksumMismatch(f"the footer is damaged: it says that the log entries end at {entries_end}")
-        starts, sizes = _places(contents, extension, entries_end)
+        starts, sizes = entry_places(contents, extension, entries_end)
         _check_tail(contents, starts, sizes, entries_end)
-        self._starts: Sequence[int] = (starts + _LENGTH_BYTES).data
+        self._starts: Sequence[int] = (starts + LENGTH_BYTES).data
         """Start of the part of each entry that its CRC covers; the same as the end for a bundle that was lost."""
-        self._ends: Sequence[int] = (starts + np.maximum(sizes, _LENGTH_BYTES)).data
+        self._ends: Sequence[int] = (starts + np.maximum(sizes, LENGTH_BYTES)).data
         self._unproven = set(contents.streams)
         """Streams whose dictionaries, if they have any, were not proven yet."""
         self._lock = new_lock()
@@ -135,7 +112,7 @@ class InPlace:
     def check(self, index: int) -> None:
         """Check the CRC of the log entry that holds the bundle. Raises ChecksumMismatch."""
         start, end = self._starts[index], self._ends[index]
-        if crc32(self._view[start:end]) != _CRC_OF_WHOLE and start < end:
+        if crc32(self._view[start:end]) != CRC_OF_WHOLE and start < end:
             raise _damaged(index)
         if self._unproven:
             self._prove_dictionaries(index)
@@ -164,51 +141,11 @@ class InPlace:
             at = info.byte_offset + offset
             self._contents.freeze(at, at + metadata_bytes + body_bytes)
             for owner in np.flatnonzero((starts <= at) & (at < ends)).tolist():
-                if crc32(self._view[starts[owner] : ends[owner]]) != _CRC_OF_WHOLE:
+                if crc32(self._view[starts[owner] : ends[owner]]) != CRC_OF_WHOLE:
                     raise ChecksumMismatch(
                         f"bundle {index} uses a dictionary that came with bundle {owner}, which is damaged: its bytes do not have "
                         "the checksum that was stored with them"
                     )
-
-
-Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""Where the entry of each bundle starts, and its size; size 0 for a bundle that was lost."""
-
-
-def _places(contents: Contents, extension: FooterExtension, entries_end: int) -> Places:
-    """Where the entries are if the tail is right. One stands behind the other, but where bundles were lost."""
-    manifest = contents.manifest
-    if manifest.byte_count is None or isinstance(manifest.byte_count, list):
-        raise InvalidFormat("the manifest lacks the byte counts that our own segments have")
-    has_slots = np.diff(np.asarray(manifest.ref_ends, np.int64)) > 0
-    sizes = np.where(has_slots, np.asarray(manifest.byte_count).astype(np.int64), 0)
-    if (has_slots & ((sizes <= _ENTRY_HEAD.itemsize) | (sizes > entries_end))).any():
-        raise ChecksumMismatch("the manifest is damaged: it names a log entry that the file cannot hold")
-    ends = LOG_HEADER_BYTES + np.cumsum(sizes)
-    starts: npt.NDArray[np.int64] = ends - sizes
-    if not len(sizes) or ends[-1] == entries_end:
-        return starts, sizes
-    return _search(contents, extension, entries_end, sizes), sizes
-
-
-def _search(
-    contents: Contents, extension: FooterExtension, entries_end: int, sizes: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Where the entries are if something else stands between them: each begins with its length and its number."""
-    starts = np.full(len(sizes), LOG_HEADER_BYTES, np.int64)
-    at = LOG_HEADER_BYTES
-    for index in np.flatnonzero(sizes).tolist():
-        count = max(0, (entries_end - int(sizes[index]) - at) // _ALIGNMENT + 1)
-        heads = np.ndarray((count,), _ENTRY_HEAD, contents.view, at, (_ALIGNMENT,))
-        # An entry of a published stage is numbered from 0.
-        sequence = heads["sequence"] - np.uint64(extension.first_sequence)
-        is_this = (heads["body_bytes"] == sizes[index] - 8) & ((sequence == index) | (heads["sequence"] == index))
-        found = np.flatnonzero(is_this)
-        if not len(found):
-            raise ChecksumMismatch(f"the entry of bundle {index} is damaged: it cannot be found in the file")
-        starts[index] = at + int(found[0]) * _ALIGNMENT
-        at = int(starts[index] + sizes[index])
-    return starts
 
 
 def _check_tail(
@@ -232,11 +169,11 @@ def _check_tail(
     runs = zip(starts[firsts].tolist(), sizes[firsts].tolist(), counts.tolist(), strict=True)
     for start, size, count in runs:
         crc = crc32(view[at:start], crc)
-        length, rest_bytes = (size - 2 * _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "little"), size - _LENGTH_BYTES
+        length, rest_bytes = (size - 2 * LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little"), size - LENGTH_BYTES
         if count == 1:
-            crc = crc32_combine(crc32(length, crc), _CRC_OF_WHOLE, rest_bytes)
+            crc = crc32_combine(crc32(length, crc), CRC_OF_WHOLE, rest_bytes)
         else:
-            of_entry = crc32_combine(crc32(length), _CRC_OF_WHOLE, rest_bytes)
+            of_entry = crc32_combine(crc32(length), CRC_OF_WHOLE, rest_bytes)
             crc = crc32_combine(crc, crc32_of_run(of_entry, size, count), size * count)
         at = start + size * count
     crc = crc32(view[at : -CRC.size], crc)

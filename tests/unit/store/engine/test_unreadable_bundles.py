@@ -1,19 +1,23 @@
-"""A bundle that a consumer cannot read: damaged for all where the engine cannot decode it either, else set aside for that subscriber."""
+"""A bundle that a consumer cannot read: damaged for all where the engine cannot read it either, else set aside for that subscriber."""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
 from quiver_actors.base.units import SECOND_NS
+from quiver_actors.store.disk.interposed import Call, InterposedDisk, Result
 from quiver_actors.store.engine import EngineState
 from quiver_actors.store.engine.read_failures import ENTRIES_MAX, TRIES_MAX, ReadFailures
 from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.segment.layout import CRC, SEGMENT_MAGIC, TRAILER
+from quiver_actors.store.wal.layout import WAL_MAGIC
 from tests.disks.faulty import FaultyDisk
 from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver
-from tests.support.undecodable import with_undecodable_bundle
+from tests.support.undecodable import with_undecodable_bundle, with_unproven_bundle
 
 PATHS = EnginePaths("default/core_0")
 COUNT = 4
@@ -32,9 +36,9 @@ def stored() -> SimDisk:
     return disk.copy()
 
 
-def spoil(disk: SimDisk, index: int) -> None:
+def spoil(disk: SimDisk, index: int, spoiled: Callable[[bytes, int], bytes] = with_undecodable_bundle) -> None:
     file = disk.open_read(PATHS.segment(0))
-    content = with_undecodable_bundle(file.read(file.size(), 0), index)
+    content = spoiled(file.read(file.size(), 0), index)
     disk.unlink(PATHS.segment(0))
     written = disk.create(PATHS.segment(0))
     written.write([content], 0)
@@ -69,9 +73,12 @@ def told(driver: EngineDriver, subscriber: str) -> list[tuple[int, int, int, str
     ]
 
 
-def test_a_bundle_that_the_engine_cannot_decode_either_is_damaged_for_all_at_the_first_try() -> None:
+@pytest.mark.parametrize("spoiled", [with_undecodable_bundle, with_unproven_bundle])
+def test_a_bundle_that_the_engine_cannot_read_either_is_damaged_for_all_at_the_first_try(
+    spoiled: Callable[[bytes, int], bytes],
+) -> None:
     disk = stored()
-    spoil(disk, 2)
+    spoil(disk, 2, spoiled)
     driver = EngineDriver(disk)
     driver.settle()
     assert cannot_read(driver, "ann", 2) == []
@@ -168,6 +175,33 @@ def test_while_the_disk_does_not_give_the_file_back_nothing_is_set_aside() -> No
     disk.heal()
     assert deliveries_until_it_ends(driver, "ann", 1) <= 12, "the file is looked at again within 10 s"
     assert told(driver, "ann") == []
+
+
+class ErringDisk(InterposedDisk):
+    """A disk that gives back a wrong value of bundle 1 where a whole segment is read at once, so many times."""
+
+    errors = 0
+
+    def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
+        found = proceed()
+        if not (self.errors and isinstance(found, bytes) and found.startswith(WAL_MAGIC)):
+            return found
+        if found[-TRAILER.size : -CRC.size][-len(SEGMENT_MAGIC) :] != SEGMENT_MAGIC:
+            return found
+        self.errors -= 1
+        return found.replace(b"1-0-text", b"?-0-text")  # type: ignore[return-value]
+
+
+def test_a_disk_that_errs_while_a_bundle_is_looked_at_costs_no_bundle() -> None:
+    """The file was compared with its checksum, and the bundle read after that: what comes then proves nothing of what is stored."""
+    disk = ErringDisk(stored())
+    driver = EngineDriver(disk)
+    driver.settle()
+    disk.errors = 3
+    assert deliveries_until_it_ends(driver, "ann", 1) == TRIES_MAX
+    assert disk.errors == 0
+    assert told(driver, "ann") == told(driver, "ben") == []
+    assert driver.claim_numbers("ben") == list(range(COUNT))
 
 
 def test_who_holds_nothing_condemns_nothing() -> None:

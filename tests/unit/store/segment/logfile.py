@@ -38,11 +38,12 @@ def fingerprint_of(schema: pa.Schema) -> bytes:
 class LogFile:
     """Entries one behind the other; `builder` is told of each."""
 
-    def __init__(self, segment_seq: int = 7) -> None:
+    def __init__(self, segment_seq: int = 7, first_sequence: int = 100) -> None:
         header = struct.pack("<10sHH16sQ", b"QUIVER\0WAL", 1, HEADER_BYTES, b"QUIVER_SEGCFG\0\0\0", POSITION_START)
         self.data = bytearray(header.ljust(64, b"\0") + b"ARROW1\0\0").ljust(HEADER_BYTES, b"\0")
         self.builder = SegmentBuilder(segment_seq, lambda offset, length: bytes(self.data[offset : offset + length]))
         self.pushed: list[dict[int, pa.RecordBatch]] = []
+        self._first_sequence = first_sequence
 
     def push(
         self,
@@ -66,7 +67,7 @@ class LogFile:
     ) -> int:
         start = len(self.data)
         assert start % 64 == 57
-        sequence = self.builder.bundle_count + 100
+        sequence = self.builder.bundle_count + self._first_sequence
         slots = sorted(payloads)
         body = bytearray(struct.pack("<BqQQ", 0, TIME + sequence, sequence, sum(1 << slot for slot in slots)))
         placements: list[SlotPlacement] = []
