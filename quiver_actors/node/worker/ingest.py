@@ -132,6 +132,13 @@ class Ingest:
 
     def retry(self, now_ns: int) -> bool:
         """Take or refuse what waits, as far as the engine lets; True if something was staged."""
+        was_staged = self._take_waiting()
+        while self.waiting.count and self._refuse_overdue(now_ns):
+            # Those that still wait may need less room than those that are gone.
+            was_staged |= self._take_waiting()
+        return was_staged
+
+    def _take_waiting(self) -> bool:
         was_staged = False
         while self.waiting.count and self._admits(self.waiting.next):
             waiting = self.waiting.take()
@@ -140,8 +147,6 @@ class Ingest:
             elif not waiting.session.is_closed:
                 self.write()
                 self.flushes.seal(waiting.session, waiting.request.tag)
-        if self.waiting.count:
-            self._refuse_overdue(now_ns)
         return was_staged
 
     def acknowledge(self) -> None:
@@ -228,6 +233,7 @@ class Ingest:
     def _take_held(self, waiting: Waiting, push: Push) -> bool:
         session, held = waiting.session, waiting.held
         if session.is_closed or held is None:
+            self._engine.intake.note_gone()
             return False
         try:
             span = self.buffer.copy(session.arena.span(push))
@@ -238,7 +244,9 @@ class Ingest:
         self._stage(session, push, span, waiting.since_ns)
         return True
 
-    def _refuse_overdue(self, now_ns: int) -> None:
+    def _refuse_overdue(self, now_ns: int) -> bool:
+        """Refuse what has waited long enough, or may not wait; return whether there was something."""
+        count = self.waiting.count
         refusal = self.closed_by or self._engine.intake.refusal()
         if isinstance(refusal, Throttled):
             self._count_throttled()
@@ -252,6 +260,7 @@ class Ingest:
             self._refuse_waiting(refusal, until_ns=None)
         elif self._pressure.refuses:
             self._refuse_waiting(self._hard_pressed(), until_ns=None)
+        return self.waiting.count < count
 
     def _hard_pressed(self) -> HardPressed:
         place = f"topic {self._engine.topic!r}, core {self._engine.core}"
@@ -263,16 +272,20 @@ class Ingest:
                 waiting.is_counted = True
                 self._engine.storage.losses.throttled += 1
 
-    def refuse_rejected(self, now_ns: int) -> None:
-        """The engine has just found that there is no room: refuse at once where that is the policy."""
-        if self.waiting.count and self._engine.storage.is_throttled:
-            self._refuse_overdue(now_ns)
+    def refuse_rejected(self, now_ns: int) -> bool:
+        """The engine has just found that there is no room: refuse at once where that is the policy.
+
+        Returns:
+            Whether something was refused.
+        """
+        return bool(self.waiting.count and self._engine.storage.is_throttled and self._refuse_overdue(now_ns))
 
     def _refuse_waiting(self, error: QuiverError, *, until_ns: int | None) -> None:
         """Refuse waiting requests whose time ends at `until_ns` or before; None: all of them."""
         for waiting in self.waiting.take_where(lambda each: until_ns is None or each.until_ns <= until_ns):
             if waiting.held is not None:
                 waiting.session.arena.release_refused(waiting.held)
+                self._engine.intake.note_gone()
             if not isinstance(waiting.request, Push):
                 waiting.session.owed -= 1
             elif isinstance(error, HardPressed):
