@@ -132,15 +132,12 @@ class Ingest:
 
     def retry(self, now_ns: int) -> bool:
         """Take or refuse what waits, as far as the engine lets; True if something was staged."""
-        was_staged = self._take_waiting()
-        while self.waiting.count and self._refuse_overdue(now_ns):
-            # Those that still wait may need less room than those that are gone.
-            was_staged |= self._take_waiting()
-        return was_staged
-
-    def _take_waiting(self) -> bool:
         was_staged = False
-        while self.waiting.count and self._admits(self.waiting.next):
+        while self.waiting.count:
+            if not self._admits(self.waiting.next):
+                if self._refuse_overdue(now_ns):
+                    continue  # those that still wait may need less room
+                break
             waiting = self.waiting.take()
             if isinstance(waiting.request, Push):
                 was_staged |= self._take_held(waiting, waiting.request)
