@@ -133,10 +133,19 @@ class HostBench:
 
     # --- a client --------------------------------------------------------------------------------------------------------
 
-    def push(self, number: int, rows: int = 5, call: int = 0) -> None:
+    def push(self, number: int, rows: int = 5, call: int = 0, patience_ms: int = 0) -> None:
         """One bundle; its tag is the number."""
         push = self._placed([{0: numbered_batch(number, rows)}], number)
-        self._push(msgspec.structs.replace(push, call=call))
+        self._push(msgspec.structs.replace(push, call=call, patience_ms=patience_ms))
+
+    def push_staged(self, number: int) -> None:
+        """One bundle into a stage of its own; its tag is the number."""
+        self.host.staging.begin(self.session, m.BeginStage(number, "default", "txn", 0, 0, 0, "", SECOND_NS))
+        stage = max(each.number for each in self.driver.engine.stages)
+        push = self._placed([{0: numbered_batch(number)}], number)
+        values = {name: getattr(push, name) for name in push.__struct_fields__}
+        self.host.staging.push(self.session, m.StagePush(**values, stage=stage), self.clock.now_ns)
+        self.host.touch()
 
     def push_keyed(self, first: int, last: int, tag: int) -> None:
         """Bundles of the producer `p`, whose number is their key, in one message."""

@@ -180,6 +180,9 @@ class Account:
             # Ahead of need: the next logs are asked for before they are.
             wanted_bytes = AHEAD_STEPS * step_bytes
             is_short = used_bytes + step_bytes > self._limit_bytes
+        elif usage.waited_bytes and not self._leaves(wanted_bytes):
+            # Who waits gets all that is asked for, or nothing: what nobody waits for is left out where it would be too much.
+            wanted_bytes = usage.waited_bytes
         was_wanting, self._is_wanting = self._is_wanting, is_short
         is_new = self.row.get(StorageFigure.WAITING_SINCE_NS) != usage.waiting_since_ns or was_wanting != is_short
         self.say(StorageFigure.USED_BYTES, used_bytes)
@@ -188,6 +191,11 @@ class Account:
         self.say(StorageFigure.WANTED_BYTES, wanted_bytes)
         if is_new and self._limit_bytes < NO_LIMIT:
             self._wake()
+
+    def _leaves(self, more_bytes: int) -> bool:
+        """Whether so many bytes more of all workers together keep to the limit."""
+        used_bytes = self.sum_of(NodeStorageFigure.USED_BYTES)
+        return used_bytes + more_bytes <= self.sum_of(NodeStorageFigure.CAP_BYTES)
 
     # --- claims --------------------------------------------------------------------------------------------------------
 

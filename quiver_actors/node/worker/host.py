@@ -198,7 +198,8 @@ class EngineHost:
         if not self.is_failed and self.dispatcher.is_open:
             letters_at_ns = self._dead_letters.step(now_ns)
         self.jobs.start()
-        self.ingest.refuse_rejected(now_ns)
+        if self.ingest.refuse_rejected(now_ns) and self.ingest.waiting.count:
+            self.touch()  # those that still wait may need less room
         self.ingest.acknowledge()
         self.dispatcher.tell_withdrawn()
         self.deliveries.answers.settle()

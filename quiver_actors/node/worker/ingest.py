@@ -133,15 +133,17 @@ class Ingest:
     def retry(self, now_ns: int) -> bool:
         """Take or refuse what waits, as far as the engine lets; True if something was staged."""
         was_staged = False
-        while self.waiting.count and self._admits(self.waiting.next):
+        while self.waiting.count:
+            if not self._admits(self.waiting.next):
+                if self._refuse_overdue(now_ns):
+                    continue  # those that still wait may need less room
+                break
             waiting = self.waiting.take()
             if isinstance(waiting.request, Push):
                 was_staged |= self._take_held(waiting, waiting.request)
             elif not waiting.session.is_closed:
                 self.write()
                 self.flushes.seal(waiting.session, waiting.request.tag)
-        if self.waiting.count:
-            self._refuse_overdue(now_ns)
         return was_staged
 
     def acknowledge(self) -> None:
@@ -228,6 +230,7 @@ class Ingest:
     def _take_held(self, waiting: Waiting, push: Push) -> bool:
         session, held = waiting.session, waiting.held
         if session.is_closed or held is None:
+            self._engine.intake.note_gone()
             return False
         try:
             span = self.buffer.copy(session.arena.span(push))
@@ -238,7 +241,9 @@ class Ingest:
         self._stage(session, push, span, waiting.since_ns)
         return True
 
-    def _refuse_overdue(self, now_ns: int) -> None:
+    def _refuse_overdue(self, now_ns: int) -> bool:
+        """Refuse what has waited long enough, or may not wait; return whether there was something."""
+        count = self.waiting.count
         refusal = self.closed_by or self._engine.intake.refusal()
         if isinstance(refusal, Throttled):
             self._count_throttled()
@@ -252,6 +257,7 @@ class Ingest:
             self._refuse_waiting(refusal, until_ns=None)
         elif self._pressure.refuses:
             self._refuse_waiting(self._hard_pressed(), until_ns=None)
+        return self.waiting.count < count
 
     def _hard_pressed(self) -> HardPressed:
         place = f"topic {self._engine.topic!r}, core {self._engine.core}"
@@ -263,16 +269,20 @@ class Ingest:
                 waiting.is_counted = True
                 self._engine.storage.losses.throttled += 1
 
-    def refuse_rejected(self, now_ns: int) -> None:
-        """The engine has just found that there is no room: refuse at once where that is the policy."""
-        if self.waiting.count and self._engine.storage.is_throttled:
-            self._refuse_overdue(now_ns)
+    def refuse_rejected(self, now_ns: int) -> bool:
+        """The engine has just found that there is no room: refuse at once where that is the policy.
+
+        Returns:
+            Whether something was refused.
+        """
+        return bool(self.waiting.count and self._engine.storage.is_throttled and self._refuse_overdue(now_ns))
 
     def _refuse_waiting(self, error: QuiverError, *, until_ns: int | None) -> None:
         """Refuse waiting requests whose time ends at `until_ns` or before; None: all of them."""
         for waiting in self.waiting.take_where(lambda each: until_ns is None or each.until_ns <= until_ns):
             if waiting.held is not None:
                 waiting.session.arena.release_refused(waiting.held)
+                self._engine.intake.note_gone()
             if not isinstance(waiting.request, Push):
                 waiting.session.owed -= 1
             elif isinstance(error, HardPressed):

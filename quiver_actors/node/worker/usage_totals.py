@@ -22,6 +22,7 @@ class Usage:
         used_bytes: bytes on disk.
         step_bytes: the largest piece in which one of them allocates.
         wanted_bytes: bytes that they were refused.
+        waited_bytes: what of `wanted_bytes` something that was pushed waits for.
         doomed_bytes: what is being deleted, and is still in `used_bytes`.
         is_taking: there is something in their logs.
         waiting_since_ns: monotonic time since which something that was pushed waits for room; 0: nothing does.
@@ -30,6 +31,7 @@ class Usage:
     used_bytes: int
     step_bytes: int
     wanted_bytes: int
+    waited_bytes: int
     doomed_bytes: int
     is_taking: bool = False
     waiting_since_ns: int = 0
@@ -56,6 +58,7 @@ class UsageTotals:
         self._steps: Counter[int] = Counter()
         self._used_bytes = 0
         self._wanted_bytes = 0
+        self._waited_bytes = 0
         self._doomed_bytes = 0
         self.taking: set[EngineHost] = set()
         self.short: set[EngineHost] = set()
@@ -71,11 +74,12 @@ class UsageTotals:
 
     def usage(self, without: Collection[EngineHost] = ()) -> Usage:
         """Return the sums over all hosts at the last look; nothing that hosts in `without` wish for is in them."""
-        refused = sum(self._known[host].wanted_bytes for host in without if host in self._known)
+        left_out = [self._known[host] for host in without if host in self._known]
         return Usage(
             self._used_bytes,
             max(self._steps, default=0),
-            self._wanted_bytes - refused,
+            self._wanted_bytes - sum(each.wanted_bytes for each in left_out),
+            self._waited_bytes - sum(each.waited_bytes for each in left_out),
             self._doomed_bytes,
             not self.taking <= {*without},
             _waiting_since_ns(host for host in self.short if host not in without),
@@ -88,6 +92,7 @@ class UsageTotals:
             sum(each.used_bytes for each in known.values()),
             max((each.step_bytes for each in known.values()), default=0),
             sum(each.wanted_bytes for each in known.values()),
+            sum(each.waited_bytes for each in known.values()),
             sum(each.doomed_bytes for each in known.values()),
             any(host in self.taking for host in known),
             _waiting_since_ns(host for host in known if host in self.short),
@@ -111,14 +116,10 @@ class UsageTotals:
         return moved
 
     def _take(self, host: EngineHost) -> None:
-        engine = host.engine
-        doomed_bytes = engine.retention.doomed_bytes
-        self._put(
-            host,
-            Usage(engine.storage.disk_bytes, engine.storage.step_bytes, engine.storage.wanted_bytes, doomed_bytes),
-        )
-        _note(self.taking, host, holds=engine.storage.is_taking)
-        _note(self.short, host, holds=engine.storage.is_short)
+        self._put(host, _usage_of(host))
+        storage = host.engine.storage
+        _note(self.taking, host, holds=storage.is_taking)
+        _note(self.short, host, holds=storage.is_short)
 
     def _put(self, host: EngineHost, now: Usage | None) -> None:
         """Count with that from now on; None: not at all."""
@@ -134,10 +135,21 @@ class UsageTotals:
             if usage is not None:
                 self._used_bytes += sign * usage.used_bytes
                 self._wanted_bytes += sign * usage.wanted_bytes
+                self._waited_bytes += sign * usage.waited_bytes
                 self._doomed_bytes += sign * usage.doomed_bytes
                 self._steps[usage.step_bytes] += sign
         if before is not None and not self._steps[before.step_bytes]:
             del self._steps[before.step_bytes]
+
+
+def _usage_of(host: EngineHost) -> Usage:
+    storage = host.engine.storage
+    waited_bytes = storage.waited_bytes(
+        by_pushes=host.ingest.waiting.count > 0, by_stages=host.staging.pushes.waiting_since_ns > 0
+    )
+    return Usage(
+        storage.disk_bytes, storage.step_bytes, storage.wanted_bytes, waited_bytes, host.engine.retention.doomed_bytes
+    )
 
 
 def _waiting_since_ns(hosts: Iterable[EngineHost]) -> int:

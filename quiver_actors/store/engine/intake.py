@@ -65,6 +65,10 @@ class Intake:
         self.refused += 1
         self._logs.spare.has_refused = self._logs.spare.is_throttled
 
+    def note_gone(self) -> None:
+        """Note that a push which waited is not going to be staged: the room that it asked for is no measure for those that still wait."""
+        self._logs.spare.abandon()
+
     def refusal(self) -> QuiverError | None:
         """Why no push can be taken, None if it only has to wait. StorageFull is for pushes that have waited long enough."""
         state = self._condition.state

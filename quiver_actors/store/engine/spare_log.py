@@ -65,6 +65,8 @@ class SpareLog:
         self._allowance = allowance
         self._log: Log | None = None
         self._wanted_capacity = 0
+        self._is_abandoned = False
+        """Whether the push that `_wanted_capacity` is for has gone without a file, and nobody has asked since."""
         self._until_ns = 0
         """Monotonic time until which a spare that was asked for is kept for whoever asked."""
         self._allocating_bytes = 0
@@ -88,7 +90,16 @@ class SpareLog:
 
     def want(self, capacity_bytes: int) -> None:
         """Ask for a file of at least that size, so that it is there after some `finish_allocate`."""
-        self._wanted_capacity = max(self._wanted_capacity, capacity_bytes)
+        if self._is_abandoned and capacity_bytes < self._wanted_capacity:
+            # What was refused for the larger file may be there for this one: the allowance is asked again.
+            self._wanted_capacity = self.wanted_bytes = 0
+        self._wanted_capacity, self._is_abandoned = max(self._wanted_capacity, capacity_bytes), False
+
+    def abandon(self) -> None:
+        """Note that a push has gone without the file that it asked for: whoever asks next says anew how large the file must be.
+
+        Until then the file is still wanted, as the push may come again."""
+        self._is_abandoned = True
 
     def ready(self, capacity_bytes: int) -> Log | None:
         """The file, if it is there and large enough, and there is a number for its segment."""

@@ -43,6 +43,16 @@ class Storage:
         """Bytes that `room` has refused; the engine asks for them again with every `next_background`."""
         return self._parts.logs.spare.wanted_bytes + self._parts.stage_jobs.refused_bytes
 
+    def waited_bytes(self, *, by_pushes: bool, by_stages: bool) -> int:
+        """Bytes of `wanted_bytes` that somebody waits for; the others are wishes ahead of need, or of pushes that have gone.
+
+        Args:
+            by_pushes: whether pushes wait.
+            by_stages: whether pushes into transactions wait.
+        """
+        of_logs = self._parts.logs.spare.wanted_bytes if by_pushes else 0
+        return of_logs + (self._parts.stage_jobs.refused_bytes if by_stages else 0)
+
     @property
     def is_throttled(self) -> bool:
         """Whether a push waits for room that was refused."""
