@@ -195,13 +195,20 @@ class MappedSegment:
         if reader is None:
             with self._lock:
                 reader = self._opened()
+        # Not under the lock: a large bundle must not hold up others.
         try:
-            self._check(reader, index)
-        except (FormatError, DataLost):
-            other = self._beside(reader)
-            if other is None:
-                raise
-            self._check(other, index)
+            reader.check(index)
+            if not reader.is_lost(index):
+                return
+            failure: FormatError | DataLost = self._loss(index)
+        except (FormatError, DataLost) as error:
+            failure = error
+        other = self._beside(reader)
+        if other is None:
+            raise failure
+        other.check(index)
+        if other.is_lost(index):
+            raise self._loss(index)
 
     def _beside(self, reader: BundleReader) -> BundleReader | None:
         """What reads another copy, too, from now on; None: there is no other."""
@@ -216,14 +223,11 @@ class MappedSegment:
             self._reader, self._second_copy = found or reader, None
             return found
 
-    def _check(self, reader: BundleReader, index: int) -> None:
-        # Not under the lock: a large bundle must not hold up others.
-        reader.check(index)
-        if reader.is_lost(index):
-            raise DataLost(
-                f"bundle {index} of segment {self.segment_seq} of topic {self.slots.topic!r}, core {self.core}, was lost to damage: "
-                "nothing of it is stored any more; subscribers got a gap notice"
-            )
+    def _loss(self, index: int) -> DataLost:
+        return DataLost(
+            f"bundle {index} of segment {self.segment_seq} of topic {self.slots.topic!r}, core {self.core}, was lost to damage: "
+            "nothing of it is stored any more; subscribers got a gap notice"
+        )
 
     @property
     def reader(self) -> BundleReader:
