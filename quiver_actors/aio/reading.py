@@ -72,7 +72,7 @@ class ReadingClient:
         found = await self._exchange.complete(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
         found.check_end(end)
         asked = (topic, core, start, found.segments, found.incarnation)
-        archived = await asyncio.to_thread(self._archived.before, *asked)
+        archived = await asyncio.to_thread(self._archived.before, *asked, end=end)
         parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)
         wanted = WantedRange(parts, core, found.slots, found.projection)
         gone = [part for part in parts if part.segment_seq in archived.gone]

@@ -28,6 +28,7 @@ from quiver_actors.errors import ClosedError
 from quiver_actors.flight import client as threads
 from quiver_actors.flight.not_remote import not_there
 from quiver_actors.flight.remote_dataset import RemoteDataset
+from quiver_actors.query.span import Bound
 from quiver_actors.store.status.node_status import NodeStatus
 
 CALLS_MAX = 32
@@ -91,9 +92,9 @@ class RemoteClient:
         """Return what a slot of a topic holds now as a `pyarrow.dataset.Dataset`. Its scans wait for the node: call them in threads."""
         return await self._run(self._made.dataset, topic, slot, **choice)
 
-    async def sql(self, statement: str) -> pa.RecordBatchReader:
+    async def sql(self, statement: str, *, start: Bound = None, end: Bound = None) -> pa.RecordBatchReader:
         """Run one reading SQL statement at the node. Reading on waits for the node: it belongs into a thread."""
-        return await self._run(self._made.sql, statement)
+        return await self._run(partial(self._made.sql, statement, start=start, end=end))
 
     async def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:
         """Return the one schema to which everything that is stored in a slot conforms."""

@@ -1,7 +1,8 @@
 """Reads that go on where the disk ends: what a node has archived, through its archiver.
 
-Guarantee: the segments of a stream that are on the disk are read there, and all others from the archive; no number is in both. The disk is
-looked at first: what leaves it afterwards was archived before, and is found in the archive.
+Guarantee: the segments of a stream that are whole on the disk are read there, and all others from the archive; no number is in both. So is
+one of which bundles were lost on the disk, if the archive has more of it. The disk is looked at first: what leaves it afterwards was
+archived before, and is found in the archive.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived_bundles import ArchivedBundles
 from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
 from quiver_actors.client.gaps import NEVER_ARCHIVED
-from quiver_actors.client.projection import Projection
-from quiver_actors.client.ranges import SegmentPart
+from quiver_actors.client.projection import EVERYTHING, Projection
+from quiver_actors.client.ranges import SegmentPart, first_missing
 from quiver_actors.client.read_ahead import BackgroundFetches, RangePart, ReadAhead
+from quiver_actors.client.segments import BundleReader, SecondCopy
 from quiver_actors.client.slots import TopicSlots
+from quiver_actors.client.two_copies import TwoCopies
 from quiver_actors.errors import NotStored, StorageUnavailable
 from quiver_actors.store.segment.ranged import RangedReader
 
@@ -42,13 +45,22 @@ class ArchivedStream(NamedTuple):
     through: int = -1
     """All segments up to this number are among those of the disk and of the archive; -1: nobody has asked."""
     gone: frozenset[int] = frozenset()
-    """The numbers that are not on the disk."""
+    """The numbers that are not on the disk, or of which bundles are lost there that are archived."""
     columns: StatisticsList | None = None
     """The columns of its segments, as far as they are recorded; None: nobody has asked."""
 
     def and_disk(self, on_disk: Sequence[SegmentInfo]) -> list[SegmentInfo]:
-        """All segments, each once: those that are on the disk as they are there."""
-        return list({**self.segments, **{info.segment_seq: info for info in on_disk}}.values())
+        """All segments, each once: those that are read on the disk as they are there."""
+        here = {info.segment_seq: info for info in on_disk if info.segment_seq not in self.gone}
+        return list({**self.segments, **here}.values())
+
+    def has_more_of(self, info: SegmentInfo) -> bool:
+        """Whether fewer bundles of a segment are lost here than on the disk."""
+        archived = self.segments.get(info.segment_seq)
+        if archived is None or not archived.size_bytes or archived.bundle_count < info.bundle_count:
+            return False
+        holes = [hole.bundle_count for hole in self.holes if hole.segment_seq == info.segment_seq]
+        return all(holes) and sum(holes) < info.lost_count
 
     def is_of_unknown_length(self, segment_seq: int) -> bool:
         """Whether nobody knows how many bundles a lost segment had."""
@@ -96,11 +108,13 @@ class ArchivedReads:
         on_disk: Sequence[SegmentInfo],
         incarnation: str,
         *,
+        end: BundleId | None = None,
         with_columns: bool = False,
     ) -> ArchivedStream:
-        """Ask for what is archived from `start` on, if that is older than what is on the disk; else nothing is asked.
+        """Ask for what is archived of a range, if the disk does not have all of it; else nothing is asked.
 
         Args:
+            start, end: None: where the disk begins and ends.
             incarnation: that of the core's directory; empty: not known, and nothing is asked.
             with_columns: whether the columns of the segments are wanted, too.
 
@@ -108,12 +122,15 @@ class ArchivedReads:
             NotAllowed, StorageUnavailable, WorkerUnavailable: the archiver cannot tell.
         """
         stream = ArchivedStream(topic, core, incarnation)
-        numbers = {info.segment_seq for info in on_disk}
-        if start is None or not incarnation or start.segment_seq >= min(numbers, default=start.segment_seq + 1):
+        first_seq = first_missing(on_disk, start, end) if incarnation else None
+        if first_seq is None:
             return stream
-        found = self._listed(stream, start.segment_seq, numbers, with_columns=with_columns)
-        first = found.segments.get(start.segment_seq)
-        if first is None or first.size_bytes or not found.is_of_unknown_length(start.segment_seq):
+        numbers = {info.segment_seq for info in on_disk}
+        found = self._listed(stream, first_seq, numbers, with_columns=with_columns)
+        more = frozenset(info.segment_seq for info in on_disk if info.lost_count and found.has_more_of(info))
+        found = found._replace(gone=found.gone | more)
+        first = None if start is None else found.segments.get(start.segment_seq)
+        if start is None or first is None or first.size_bytes or not found.is_of_unknown_length(start.segment_seq):
             return found
         # The bundle that stands for all of them is the one that is asked for.
         longer = msgspec.structs.replace(first, bundle_count=start.bundle_index + 1)
@@ -122,8 +139,9 @@ class ArchivedReads:
     def gone(self, topic: str, core: int, on_disk: Sequence[SegmentInfo], incarnation: str) -> list[SegmentInfo]:
         """The archived segments that are not on the disk, oldest first. Raises as `before`."""
         stream = self.before(topic, core, BundleId(topic, core, 0, 0), on_disk, incarnation)
-        newest = max((info.segment_seq for info in on_disk), default=max(stream.gone, default=-1))
-        return [stream.segments[seq] for seq in sorted(stream.gone) if seq <= newest]
+        here = {info.segment_seq for info in on_disk}
+        newest = max(here, default=max(stream.gone, default=-1))
+        return [stream.segments[seq] for seq in sorted(stream.gone - here) if seq <= newest]
 
     def since(
         self,
@@ -184,6 +202,15 @@ class ArchivedReads:
         return ArchivedReader(
             segment, partial(self._open_copy, stream, part, projection, door or self._door), note_read
         )
+
+    def second_copy(self, stream: ArchivedStream, part: SegmentPart, projection: Projection = EVERYTHING) -> SecondCopy:
+        """What reads a part of a segment of the disk here too, should bundles of it be lost or damaged there. Nothing is asked yet."""
+
+        def opened(here: BundleReader | None) -> BundleReader:
+            archived = self.reader(self.again(stream, part.segment_seq), part, projection)
+            return archived if here is None else TwoCopies(here, archived)
+
+        return opened
 
     def segment(
         self, stream: ArchivedStream, part: SegmentPart, slots: TopicSlots, projection: Projection

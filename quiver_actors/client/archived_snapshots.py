@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo
-from quiver_actors.client.archived_reads import ArchivedReads
+from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
 from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.segments import BundleReader, MappedSegment
@@ -108,7 +108,8 @@ def archived_parts(
 
 
 def whole_snapshot(reads: ArchivedReads, taken: Taken, span: Span) -> Snapshot:
-    """Return the snapshot with what the archive has of older bundles, if the span begins before the disk does.
+    """Return the snapshot with what the archive has of older bundles, if the span begins before the disk does, and of what the disk has
+    lost in between.
 
     Raises:
         NotStored: something between its start and the disk is neither here nor there.
@@ -116,10 +117,13 @@ def whole_snapshot(reads: ArchivedReads, taken: Taken, span: Span) -> Snapshot:
         NotAllowed, StorageUnavailable, WorkerUnavailable: the archiver cannot tell.
     """
     snapshot = taken.snapshot
+    _have_second_copies(reads, taken)
     older = [part for core, on_disk in taken.on_disk.items() for part in _older(reads, taken, core, on_disk, span)]
     if not older:
         return snapshot
-    parts = sorted([*older, *snapshot.parts], key=lambda part: (part.core, part.segment_seq))
+    numbers = {(part.core, part.segment_seq) for part in older}
+    on_disk = [part for part in snapshot.parts if (part.core, part.segment_seq) not in numbers]
+    parts = sorted([*older, *on_disk], key=lambda part: (part.core, part.segment_seq))
     if len(parts) > SEGMENTS_MAX:
         raise UsageError(
             f"topic {snapshot.topic!r} has {len(parts):,} segments in that span, archived ones included, and a dataset holds "
@@ -138,20 +142,34 @@ def _older(reads: ArchivedReads, taken: Taken, core: int, on_disk: CoreOnDisk, s
     topic = taken.snapshot.topic
     start = _start(topic, core, on_disk, span)
     stream = reads.before(topic, core, start, on_disk.segments, on_disk.incarnation, with_columns=True)
-    here = {info.segment_seq for info in on_disk.segments}
     newest = on_disk.newest_segment_seq
     # What was sealed since the disk was listed is not of the snapshot: what lay open before it is not whole there.
-    infos = [info for seq, info in sorted(stream.segments.items()) if seq not in here and (newest < 0 or seq <= newest)]
+    infos = [stream.segments[seq] for seq in sorted(stream.gone) if newest < 0 or seq <= newest]
+    oldest = min((info.segment_seq for info in on_disk.segments), default=-1)
+    is_older = start is not None and not 0 <= oldest <= start.segment_seq
+    if not is_older:
+        # What is missing in between may have been deleted since nobody needed it: it is had if it is there.
+        infos = [info for info in infos if info.size_bytes]
     if not infos:
         return
-    first = start if span.start_ns is None else None
-    parts_of([*infos, *on_disk.segments], first, None, topic, core, stream.through)
+    if is_older:
+        first = start if span.start_ns is None else None
+        parts_of([*infos, *on_disk.segments], first, None, topic, core, stream.through)
 
     def opened(part: SegmentPart, projection: Projection) -> MappedSegment:
         return reads.segment(stream, part, taken.slots, projection)
 
     statistics = {} if stream.columns is None else statistics_in(stream.columns)
     yield from archived_parts(core, infos, span, opened, statistics)
+
+
+def _have_second_copies(reads: ArchivedReads, taken: Taken) -> None:
+    """Let scans read in the archive what they find damaged on the disk."""
+    for each in taken.snapshot.parts:
+        if isinstance(each.bundles, MappedSegment):
+            stream = ArchivedStream(taken.snapshot.topic, each.core, taken.on_disk[each.core].incarnation)
+            part = SegmentPart(each.segment_seq, each.first, each.end)
+            each.bundles.have_second_copy(reads.second_copy(stream, part))
 
 
 def _start(topic: str, core: int, on_disk: CoreOnDisk, span: Span) -> BundleId | None:

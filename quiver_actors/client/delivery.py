@@ -152,6 +152,9 @@ class ClaimedBundle(StoredBundle, Generic[K]):
             self._unreadable(str(error), "expired")
         elif isinstance(error, ArchiveLost):
             self._unreadable(str(error), gap_reason(error.reason))
+        else:
+            # It was rescued while it was on its way: it comes again from the archive, or its notice comes.
+            self._unreadable(str(error))
 
     def _unreadable(self, reason: str, lost: str = "") -> None:
         if self._outcome:

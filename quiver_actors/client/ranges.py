@@ -7,6 +7,7 @@ a range is never needed again.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -55,6 +56,33 @@ def parts_of(
     return list(_parts(stored, (first_seq, first_index), (last_seq, last_end), known_through))
 
 
+def first_missing(segments: Sequence[SegmentInfo], start: BundleId | None, end: BundleId | None = None) -> int | None:
+    """The lowest segment of a range `[start, end)` that these segments lack, or of which bundles are lost there; None: nothing says so.
+
+    Args:
+        start: None: the range begins with the first of these segments.
+    """
+    infos = sorted(segments, key=_segment_seq_of)
+    if start is not None and (not infos or start.segment_seq < infos[0].segment_seq):
+        return start.segment_seq
+    first_seq = 0 if start is None else start.segment_seq
+    for before, info in itertools.pairwise([None, *infos]):
+        assert info is not None
+        if before is not None and before.segment_seq + 1 < info.segment_seq > first_seq and not _follows(before, info):
+            found = max(first_seq, before.segment_seq + 1)
+        elif info.lost_count and info.segment_seq >= first_seq:
+            found = info.segment_seq
+        else:
+            continue
+        return found if end is None or found <= end.segment_seq else None
+    return None
+
+
+def _follows(before: SegmentInfo, behind: SegmentInfo) -> bool:
+    """Whether nothing was ever stored between two segments: a crash makes numbers jump."""
+    return bool(before.position_end) and before.position_end == behind.position_start
+
+
 def _parts(
     stored: dict[int, SegmentInfo], first: tuple[int, int], last: tuple[int, int | None], known_through: int
 ) -> Iterator[SegmentPart]:
@@ -90,7 +118,7 @@ def _pieces(part: SegmentPart, *, is_open: bool) -> Iterator[SegmentPart]:
 
 
 def _behind_unused(stored: dict[int, SegmentInfo], numbers: Sequence[int], segment_seq: int) -> int:
-    """The next stored segment, if nothing ever had the numbers from `segment_seq` up to it: a crash makes numbers jump.
+    """The next stored segment, if nothing ever had the numbers from `segment_seq` up to it.
 
     Raises:
         NotStored: something may have had them.
@@ -99,7 +127,7 @@ def _behind_unused(stored: dict[int, SegmentInfo], numbers: Sequence[int], segme
     if not 0 < place < len(numbers):
         raise _not_stored(stored, segment_seq)
     before, behind = stored[numbers[place - 1]], stored[numbers[place]]
-    if not before.position_end or before.position_end != behind.position_start:
+    if not _follows(before, behind):
         raise _not_stored(stored, segment_seq)
     return behind.segment_seq
 

@@ -22,7 +22,8 @@ from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, MappedSegment, ReadableSegments, reader_of
 from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.client.stored_range import StoredRange
-from quiver_actors.errors import NotStored
+from quiver_actors.client.two_copies import has_lost
+from quiver_actors.errors import FormatError, NotStored
 from quiver_actors.store.segment.reader import SegmentReader
 
 
@@ -128,6 +129,8 @@ class ReadingClient:
     ) -> BundleReader:
         """Map the bundles `[first, end)` of one segment, sealed or not, and read them without claiming anything.
 
+        What was lost on the disk is read in the node's archive.
+
         A reader of a segment that is not sealed knows no other bundles. It stays readable whatever becomes of the segment.
 
         Args:
@@ -142,12 +145,22 @@ class ReadingClient:
         """
         verifies = self._verifies_checksums if verify_checksums is None else verify_checksums
         part = SegmentPart(segment_seq, first, end)
+        reader: BundleReader | None = None
+        failure: NotStored | FormatError | None = None
         try:
-            return self._exchange.run(self._requests.part_reader(core, topic, part, verifies_checksums=verifies))
-        except NotStored:
-            found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse()))
-            archived = self._archived.again(ArchivedStream(topic, core, found.incarnation), segment_seq)
-            return self._archived.reader(archived, part, projection)
+            reader = self._exchange.run(self._requests.part_reader(core, topic, part, verifies_checksums=verifies))
+            if not has_lost(reader, first, end):
+                return reader
+        except (NotStored, FormatError) as error:
+            failure = error
+        found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse()))
+        stream = ArchivedStream(topic, core, found.incarnation)
+        try:
+            return self._archived.second_copy(stream, part, projection if reader is None else EVERYTHING)(reader)
+        except NotStored as error:
+            if reader is None:
+                raise (failure or error) from error
+            return reader
 
     def read(
         self,
@@ -162,10 +175,10 @@ class ReadingClient:
         """Read stored bundles of one core in order, from `start` up to and not including `end`, without claiming anything.
 
         The same range gives the same bytes again, at least until every subscriber has resolved it. The segments are fixed and checked by
-        this call, and mapped one after the other as the iterator comes to them. Where the range begins before what is on the disk, or a
-        segment leaves the disk meanwhile, what the node has archived is read (docs/archive.md). A bundle that was lost is among those of
-        the range: it raises DataLost when anything is asked of it. One that is found damaged raises ChecksumMismatch, and the worker is
-        told.
+        this call, and mapped one after the other as the iterator comes to them. Where the range begins before what is on the disk, a
+        segment leaves the disk meanwhile, or bundles were lost there or are found damaged, what the node has archived is read
+        (docs/archive.md). The worker is told of damage. A bundle that is lost in both is among those of the range: it raises DataLost when
+        anything is asked of it. A damaged one that the archive does not have raises ChecksumMismatch.
 
         What is returned is an iterator, and a table for whoever takes Arrow streams: `polars.DataFrame(client.read(...))`.
 
@@ -182,7 +195,7 @@ class ReadingClient:
         """
         found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
         found.check_end(end)
-        archived = self._archived.before(topic, core, start, found.segments, found.incarnation)
+        archived = self._archived.before(topic, core, start, found.segments, found.incarnation, end=end)
         parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)
         wanted = WantedRange(parts, core, found.slots, found.projection)
         return StoredRange(lambda: self._read(wanted, archived))
@@ -199,7 +212,10 @@ class ReadingClient:
         """The segment of a part that was on the disk: from there, else from the archive."""
         try:
             flow = self._requests.mapped_part(wanted, part, verifies_checksums=self._verifies_checksums)
-            return self._exchange.run(flow)
+            segment = self._exchange.run(flow)
         except NotStored:
             archived = self._archived.again(archived, part.segment_seq)
+        else:
+            segment.have_second_copy(self._archived.second_copy(archived, part, wanted.projection))
+            return segment
         return self._archived.segment(archived, part, wanted.slots, wanted.projection)

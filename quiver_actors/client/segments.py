@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.protocol.places import PLACE
 from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import DataLost, ProtocolError
+from quiver_actors.errors import DataLost, FormatError, NotStored, ProtocolError
 from quiver_actors.store.segment.checked import TellDamage, open_reader, tell_nobody
 from quiver_actors.store.segment.mapping import SegmentMapping
 from quiver_actors.store.segment.reader import SegmentReader
@@ -67,6 +68,11 @@ class BundleReader(Protocol):
 
     def ingestion_ts(self, index: int) -> int | None:
         """Ingestion time in UNIX nanoseconds."""
+
+
+SecondCopy = Callable[[BundleReader | None], BundleReader]
+"""Makes a reader that has another copy of a segment beside that reader, or instead of it where it cannot be made. Raises NotStored: there
+is no other copy."""
 
 
 class ReadableSegments(NamedTuple):
@@ -123,6 +129,7 @@ class MappedSegment:
         "_lock",
         "_open_reader",
         "_reader",
+        "_second_copy",
         "core",
         "projection",
         "segment_seq",
@@ -148,6 +155,7 @@ class MappedSegment:
         self.projection = projection
         self._open_reader = open_reader
         self._reader: BundleReader | None = None
+        self._second_copy: SecondCopy | None = None
         self._lock = new_lock()
 
     @classmethod
@@ -175,6 +183,10 @@ class MappedSegment:
         )
         return cls(reader, segment_seq, slots, core, projection)
 
+    def have_second_copy(self, second_copy: SecondCopy) -> None:
+        """Read what is lost or damaged here in another copy, from when the first such bundle is met: that waits for the archive."""
+        self._second_copy = second_copy
+
     def check(self, index: int) -> None:
         """Prove a bundle, whole, whatever of it is asked for; see `SegmentReader.check`.
 
@@ -186,12 +198,38 @@ class MappedSegment:
             with self._lock:
                 reader = self._opened()
         # Not under the lock: a large bundle must not hold up others.
-        reader.check(index)
-        if reader.is_lost(index):
-            raise DataLost(
-                f"bundle {index} of segment {self.segment_seq} of topic {self.slots.topic!r}, core {self.core}, was lost to damage: "
-                "nothing of it is stored any more; subscribers got a gap notice"
-            )
+        try:
+            reader.check(index)
+            if not reader.is_lost(index):
+                return
+            failure: FormatError | DataLost = self._loss(index)
+        except (FormatError, DataLost) as error:
+            failure = error
+        other = self._beside(reader)
+        if other is None:
+            raise failure
+        other.check(index)
+        if other.is_lost(index):
+            raise self._loss(index)
+
+    def _beside(self, reader: BundleReader) -> BundleReader | None:
+        """What reads another copy, too, from now on; None: there is no other."""
+        with self._lock:
+            if self._reader is not reader:
+                return self._reader  # another thread has met damage, too
+            if self._second_copy is None:
+                return None
+            found = None
+            with contextlib.suppress(NotStored):
+                found = self._second_copy(reader)
+            self._reader, self._second_copy = found or reader, None
+            return found
+
+    def _loss(self, index: int) -> DataLost:
+        return DataLost(
+            f"bundle {index} of segment {self.segment_seq} of topic {self.slots.topic!r}, core {self.core}, was lost to damage: "
+            "nothing of it is stored any more; subscribers got a gap notice"
+        )
 
     @property
     def reader(self) -> BundleReader:
@@ -273,7 +311,15 @@ class MappedSegment:
 
     def _opened(self) -> BundleReader:
         if self._reader is None:
-            self._reader = self._open_reader()
+            try:
+                self._reader = self._open_reader()
+            except FormatError as error:
+                if self._second_copy is None:
+                    raise
+                try:
+                    self._reader, self._second_copy = self._second_copy(None), None
+                except NotStored:
+                    raise error from None
         return self._reader
 
 

@@ -251,12 +251,19 @@ class TableTicket(msgspec.Struct, frozen=True, tag="table", tag_field="kind"):
 
     topic: str
     slot: int
+    start_ns: int | None = None
+    """Only bundles of that ingestion time or later, UNIX nanoseconds, archived ones included. None: what is on the disk."""
+    end_ns: int | None = None
+    """Only bundles that were ingested before."""
 
 
 class SqlTicket(msgspec.Struct, frozen=True, tag="sql", tag_field="kind"):
     """The rows of a SQL statement over the topics that the caller may read, when they are read."""
 
     statement: str
+    start_ns: int | None = None
+    end_ns: int | None = None
+    """What the topics hold to the statement, as of `TableTicket`."""
 
 
 class Node(Protocol):

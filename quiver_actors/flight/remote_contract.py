@@ -15,7 +15,7 @@ import msgspec
 from quiver_actors.base.protocol.messages import SubscriberInfo, TopicInfo
 from quiver_actors.flight.contract import SqlTicket, TableTicket
 
-REMOTE_VERSION = 2
+REMOTE_VERSION = 3
 """Version of this protocol. Client and server must have the same."""
 PUSH_BUNDLES_MAX = 768
 """Most bundles of one `DoPut` of a remote client."""

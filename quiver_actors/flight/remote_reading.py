@@ -122,13 +122,18 @@ class RemoteReading:
 
         return StoredRange(read)
 
-    def sql(self, statement: str) -> pa.RecordBatchReader:
+    def sql(self, statement: str, *, start: Bound = None, end: Bound = None) -> pa.RecordBatchReader:
         """Run one reading SQL statement at the node, over the topics that the token may read, and return its rows as an Arrow reader.
+
+        Args:
+            start, end: ingestion times, as of `dataset`: topics hold no others. What has left the disk since `start` is read from the
+                node's archive.
 
         Raises:
             UsageError: the statement is wrong; NotAllowed: the token reads nothing; also while rows are read, WorkerUnavailable.
         """
-        reader = self._reader(msgspec.json.encode(SqlTicket(statement)))
+        span = Span.parse_times(start, end)
+        reader = self._reader(msgspec.json.encode(SqlTicket(statement, span.start_ns, span.end_ns)))
         return pa.RecordBatchReader.from_batches(reader.schema, self._read_on(reader))
 
     def schema(self, topic: str = DEFAULT_TOPIC, slot: str | int | None = None) -> pa.Schema:

@@ -1,13 +1,16 @@
 """What generic Flight clients are offered: each slot of a topic as a flight, and SQL statements as commands.
 
-A flight's descriptor is the path (topic, slot); (topic) alone will do where there is one slot. A command is the text of a statement.
+A flight's descriptor is the path (topic, slot); (topic) alone will do where there is one slot. A time behind them is where the flight
+begins, also where that is only in the archive, and a second one is where it ends. A command is the text of a statement.
 Tickets are read when they are used, so they show what is stored then. To a caller there are no topics but those that it may read.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -18,15 +21,18 @@ from quiver_actors.base.model import SlotTable
 from quiver_actors.base.rights import TokenHolder, Verdict, require, verdict
 from quiver_actors.base.widening import SchemaConflict, unambiguous, widen
 from quiver_actors.client import Client
-from quiver_actors.errors import ProtocolError
+from quiver_actors.errors import ProtocolError, UsageError
 from quiver_actors.flight.callers import check_allowed
 from quiver_actors.flight.contract import SqlTicket, TableTicket
 from quiver_actors.flight.remote_contract import RemoteTicket
 from quiver_actors.flight.statements import Statements
 from quiver_actors.query.schemas import filterable
 from quiver_actors.query.snapshot import names_of
+from quiver_actors.query.span import unix_ns_of
 
 _READS = "flight.TableTicket"
+EARLIEST = "earliest"
+"""Stands for a time: the flight begins with the oldest bundle that the node's archive has."""
 
 
 class NodeTables:
@@ -55,40 +61,45 @@ class NodeTables:
         Raises:
             NotAllowed: the caller may not read it.
             UnknownTopic, UnknownSlot, UsageError: there is no such flight, or the statement is wrong.
+            NotStored: what lies between its start and the disk is not in the archive either.
             QueryLimit: the statement needs more memory or time than it may use. QuotaExceeded: too many are under way.
             ProtocolError: the descriptor is neither a path nor a command.
         """
         if descriptor.descriptor_type == fl.DescriptorType.CMD:
             statement = descriptor.command.decode()
-            return _described(descriptor, SqlTicket(statement), self._sql(holder, statement).schema)
-        path = [part.decode() for part in descriptor.path or ()]
-        if not 1 <= len(path) <= 2:
-            raise ProtocolError(
-                f"path {path!r} names no flight: expected a topic and a slot, or a SQL statement as command"
-            )
-        check_allowed(holder, TableTicket(path[0], 0))
-        dataset = self._client().dataset(path[0], slot_named(path[1]) if len(path) > 1 else None)
-        return self._info(TableTicket(path[0], dataset.slot_id), dataset.schema)
+            asked = SqlTicket(statement)
+            return _described(descriptor, asked, self._sql(holder, asked).schema)
+        named = _Path.of([part.decode() for part in descriptor.path or ()])
+        check_allowed(holder, TableTicket(named.topic, 0))
+        dataset = self._client().dataset(named.topic, named.slot, start=named.start_ns, end=named.end_ns)
+        ticket = TableTicket(named.topic, dataset.slot_id, named.start_ns, named.end_ns)
+        return self._info(ticket, dataset.schema, named.times)
 
     def read(self, holder: TokenHolder, ticket: TableTicket | SqlTicket) -> pa.RecordBatchReader:
         """Read what a ticket is for. Raises as `flight`, and as a dataset while rows are read."""
         if isinstance(ticket, SqlTicket):
-            return self._sql(holder, ticket.statement)
+            return self._sql(holder, ticket)
         check_allowed(holder, ticket)
-        return self._client().dataset(ticket.topic, ticket.slot).scanner().to_reader()
+        dataset = self._client().dataset(ticket.topic, ticket.slot, start=ticket.start_ns, end=ticket.end_ns)
+        return dataset.scanner().to_reader()
 
-    def _sql(self, holder: TokenHolder, statement: str) -> pa.RecordBatchReader:
+    def _sql(self, holder: TokenHolder, ticket: SqlTicket) -> pa.RecordBatchReader:
         topics = self._readable_topics(holder)
-        return self._statements.run(holder, lambda limits: self._client().sql(statement, topics=topics, limits=limits))
+        return self._statements.run(
+            holder,
+            lambda limits: self._client().sql(
+                ticket.statement, topics=topics, start=ticket.start_ns, end=ticket.end_ns, limits=limits
+            ),
+        )
 
     def _readable_topics(self, holder: TokenHolder) -> list[str]:
         require(holder, holder.role, _READS, "any topic")
         return [topic for topic in self._client().topics() if verdict(_READS, holder.caller(topic)) is Verdict.YES]
 
-    def _info(self, ticket: TableTicket, schema: pa.Schema) -> fl.FlightInfo:
+    def _info(self, ticket: TableTicket, schema: pa.Schema, times: Sequence[str] = ()) -> fl.FlightInfo:
         info = self._client().topics().get(ticket.topic)
         (name,) = names_of(SlotTable(info.slots if info else None), [ticket.slot])
-        return _described(fl.FlightDescriptor.for_path(ticket.topic, name), ticket, schema)
+        return _described(fl.FlightDescriptor.for_path(ticket.topic, name, *times), ticket, schema)
 
 
 def decoded_ticket(ticket: bytes) -> RemoteTicket | None:
@@ -102,6 +113,47 @@ def decoded_ticket(ticket: bytes) -> RemoteTicket | None:
 
 def _described(descriptor: fl.FlightDescriptor, ticket: TableTicket | SqlTicket, schema: pa.Schema) -> fl.FlightInfo:
     return fl.FlightInfo(schema, descriptor, [fl.FlightEndpoint(msgspec.json.encode(ticket), [])], -1, -1)
+
+
+class _Path(NamedTuple):
+    """What the path of a descriptor names."""
+
+    topic: str
+    slot: str | int | None
+    start_ns: int | None
+    end_ns: int | None
+    times: tuple[str, ...]
+    """The times as the path has them."""
+
+    @classmethod
+    def of(cls, path: list[str]) -> _Path:
+        """
+        Raises:
+            ProtocolError: it names no flight.
+            UsageError: a time in it is none.
+        """
+        if not 1 <= len(path) <= 4:
+            raise ProtocolError(
+                f"path {path!r} names no flight: expected a topic, a slot, where it begins and where it ends, or a SQL statement as command"
+            )
+        topic, slot, start, end = [*path, "", "", ""][:4]
+        return cls(topic, slot_named(slot) if slot else None, _unix_ns(start), _unix_ns(end), tuple(path[2:]))
+
+
+def _unix_ns(time: str) -> int | None:
+    """The time that a path has, UNIX nanoseconds; None where it has none. Raises UsageError: the text is no time."""
+    if not time or time == EARLIEST:
+        return 0 if time else None
+    if time.isdecimal():
+        return int(time)
+    with contextlib.suppress(ValueError):
+        found = datetime.datetime.fromisoformat(time)
+        if found.tzinfo is not None:
+            return unix_ns_of("time", found)
+    raise UsageError(
+        f"{time!r} in the path of a flight is no time: expected {EARLIEST!r}, a time with its zone such as 2026-01-31T12:00Z, or UNIX "
+        "nanoseconds"
+    )
 
 
 def slot_named(name: str) -> str | int:

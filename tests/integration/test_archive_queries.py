@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.flight as fl
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,6 +21,8 @@ from quiver_actors.base.model import BundleId
 from quiver_actors.cli.main import main
 from quiver_actors.client import Client
 from quiver_actors.errors import UsageError
+from quiver_actors.flight.local import LocalNode
+from quiver_actors.flight.server import NodeServer
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode
 from tests.integration.test_archive import archiving_node
@@ -134,6 +137,35 @@ def test_asyncio_reads_archive_disk_and_open_log(node: ClientNode) -> None:
         asyncio.run(look())
     with pytest.raises(UsageError, match="to_thread"):
         aio.open_archive("file:///nowhere")
+
+
+def test_other_hosts_begin_in_the_archive(node: ClientNode) -> None:
+    with (
+        node.connect() as client,
+        NodeServer(LocalNode("anode", lambda: client), "grpc://127.0.0.1:0") as server,
+        quiver_actors.connect_remote(f"grpc://127.0.0.1:{server.port}") as remote,
+    ):
+        asker = fl.connect(f"grpc://127.0.0.1:{server.port}")
+
+        def flight(*path: str) -> list[int]:
+            info = asker.get_flight_info(fl.FlightDescriptor.for_path(*path))
+            assert [part.decode() for part in info.descriptor.path] == list(path)
+            return viewed(asker.do_get(info.endpoints[0].ticket).read_all())
+
+        for on_disk in (flight("wide", "view"), viewed(remote.sql("FROM wide.view").read_all())):
+            assert 0 < len(on_disk) < PUSHED
+            assert on_disk == list(range(PUSHED - len(on_disk), PUSHED))
+        assert flight("wide", "view", "earliest") == list(range(PUSHED))
+        assert flight("wide", "view", "2000-01-01T00:00Z", "") == list(range(PUSHED))
+        since, until = time_of(client, 4), time_of(client, 9)
+        assert flight("wide", "view", str(since), str(until)) == list(range(4, 9))
+        for path in (["wide", "view", "yesterday"], ["wide", "view", "2000-01-01"], ["wide", "view", "0", "1", "2"]):
+            with pytest.raises(pa.ArrowException, match=r"in the path of a flight is no time|names no flight"):
+                flight(*path)
+        found = remote.read("wide", 0, beginning(), slots=["view"])
+        assert [each["view"].column(0)[0].as_py() for each in found] == list(range(PUSHED))
+        assert viewed(remote.dataset("wide", "view", start=0).to_table()) == list(range(PUSHED))
+        assert viewed(remote.sql("FROM wide.view", start=since, end=until).read_all()) == list(range(4, 9))
 
 
 def test_an_archive_is_asked_without_a_node(node: ClientNode, place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,7 @@ def test_wrong_calls_are_refused(some: Asker) -> None:
         with pytest.raises(fl.FlightServerError, match=reason):
             some.info(*path)
     with pytest.raises(fl.FlightServerError, match="names no flight"):
-        some.info("travel", "flights", "more")
+        some.info("travel", "flights", "earliest", "2026-01-31T12:00Z", "more")
     for statement in ("COPY (SELECT 1) TO '/tmp/x'", "SELECT * FROM read_text('/etc/passwd')", "SELEC 1"):
         with pytest.raises(fl.FlightServerError):
             some.info(sql=statement)

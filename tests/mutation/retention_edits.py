@@ -10,29 +10,44 @@ _HELD = ("tests/unit/store/engine/test_held_files.py",)
 _RULES = ("tests/unit/store/retention/test_rules.py",)
 _COORDINATOR = ("tests/unit/supervisor/test_coordinator.py",)
 _LEFT = ("tests/unit/store/engine/test_left_disk.py",)
+_DAMAGED = ("tests/unit/store/engine/test_damaged_archived.py",)
 _ARCHIVING = "quiver_actors/store/subscriber/archiving.py"
 
 RETENTION_EDITS: tuple[Edit, ...] = (
     Edit(
         "announce as lost what the archive has",
         "quiver_actors/store/engine/sealed_segments.py",
-        "        for subscriber in archiving.follow(registry, registry.archive, info):\n",
-        "        for subscriber in ():\n",
+        "        following = archiving.follow(registry, registry.archive, info, lost)\n",
+        "        following: list[str] = []\n",
         _LEFT,
     ),
     Edit(
         "look in the archive for what it does not have",
         _ARCHIVING,
-        "    if not archive.enabled or archiver is None or not archiver.progress.is_complete(segment_seq):\n",
-        "    if not archive.enabled or archiver is None:\n",
+        "    return archive.enabled and archiver is not None and archiver.progress.is_complete(segment_seq)\n",
+        "    return archive.enabled and archiver is not None\n",
         _LEFT,
     ),
     Edit(
         "delete a file before it is durable that the archive is read instead",
         _ARCHIVING,
-        "            progress.changes.note()\n",
+        "    progress.changes.note()\n",
         "",
         _LEFT,
+    ),
+    Edit(
+        "announce as lost what goes into quarantine and is archived",
+        "quiver_actors/store/engine/repair.py",
+        "            following = self._sealed_segments.follow(info)\n",
+        "",
+        _DAMAGED,
+    ),
+    Edit(
+        "announce as lost the bundles of an archived segment that a rescue has lost",
+        "quiver_actors/store/engine/sealed_segments.py",
+        "            self.follow(info, lost)\n",
+        "",
+        _DAMAGED,
     ),
     Edit(
         "let those into the archive who cannot read it",

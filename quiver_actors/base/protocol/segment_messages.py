@@ -91,6 +91,8 @@ class SegmentInfo(msgspec.Struct, array_like=True, frozen=True):
     position_end: int = 0
     """Log positions: where one segment ends and the next begins at the same, nothing was stored in between, whatever their numbers are.
     Both 0: unknown."""
+    lost_count: int = 0
+    """Bundles of it that were lost on the disk, as far as a worker has said so; an older one says nothing. An archive may have them."""
 
 
 class SegmentList(Message, tag=69, frozen=True):

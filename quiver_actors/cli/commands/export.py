@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quiver_actors.cli import archives, run_dir
-from quiver_actors.cli.older_bundles import older_segments
+from quiver_actors.cli.older_bundles import older_segments, runs_between
 from quiver_actors.cli.progress_bar import ProgressBar
 from quiver_actors.cli.times import moment, unix_ns
 from quiver_actors.errors import DataLost, FormatError, NotStored, UnsupportedType, UsageError
@@ -127,10 +127,9 @@ def _ranges(client: Any, arguments: argparse.Namespace) -> Iterator[Range]:
     since_unix_ns = unix_ns(arguments.start)
     older = older_segments(client, topic, since_unix_ns) if arguments.archive is None else {}
     for core, found in readable.items():
-        yield Range(core, older.get(core, []), since_unix_ns)
-        for info in found.infos:
-            if not 0 < info.last_ingestion_ts_nanos < since_unix_ns:
-                yield Range(core, [info], since_unix_ns)
+        on_disk = ([info] for info in found.infos if not 0 < info.last_ingestion_ts_nanos < since_unix_ns)
+        runs = [*runs_between(older.get(core, ()), found.infos), *on_disk]
+        yield from (Range(core, run, since_unix_ns) for run in sorted(runs, key=lambda run: run[0].segment_seq))
 
 
 def _opened(arguments: argparse.Namespace) -> Client | Archive:

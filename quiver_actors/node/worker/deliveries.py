@@ -94,7 +94,8 @@ class Deliveries:
         is_new, guest, settings = known is None, session.guest, self._engine.settings
         sets_terms = guest is None or may_set_terms(guest.caller(settings, subscriber, known))
         ownership = guest.user.owns_when_new(settings, subscriber) if guest is not None else OF_TOPICS_OWNER
-        ticket = self._engine.registrations.register(subscriber, message.start, ownership, message.archived)
+        named, reads = (subscriber, message.start, ownership, message.archived), message.reads_archive
+        ticket = self._engine.registrations.register(*named, reads_archive=reads)
         is_taken = known is not None and is_guests(known, settings) and (guest is None or guest.user.rules(settings))
         if is_taken:
             # Its progress stays, the rights of the guest that came first end.

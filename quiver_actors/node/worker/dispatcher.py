@@ -150,13 +150,12 @@ class Dispatcher:
         """The subscriber has finished a segment, or gets the rest of it from the archive: its connections can unmap it."""
         key = (self._topic, event.segment_seq)
         for session in [attachment.session for attachment in self._attachments.of(event.subscriber)]:
-            if key in session.announced or key in session.announced_logs:
-                session.announced.discard(key)
-                session.announced_logs.discard(key)
-                if isinstance(event, LeftDisk):
-                    self._announce_archived(session, event.segment_seq)
-                else:
-                    session.send(SegmentRetired(self._topic, event.subscriber, event.segment_seq))
+            if not session.announced.forget(key):
+                continue
+            if isinstance(event, LeftDisk):
+                self._announce_archived(session, event.segment_seq)
+            else:
+                session.send(SegmentRetired(self._topic, event.subscriber, event.segment_seq))
 
     def shown(self, segment_seq: int) -> bool:
         """More bundles of a segment that is not sealed can be read. Returns whether anybody is attached."""
@@ -184,9 +183,7 @@ class Dispatcher:
         """A segment has another file: whoever has mapped the old one gets the new one, and lets go of the old one's blocks."""
         key = (self._topic, segment_seq)
         for session in self._attachments.sessions:
-            if key in session.announced or key in session.announced_logs:
-                session.announced.discard(key)
-                session.announced_logs.discard(key)
+            if key not in session.announced.archived and session.announced.forget(key):
                 if session.connection.is_congested:
                     continue  # It is announced with the next bundles of it, as where it cannot be opened now.
                 with contextlib.suppress(QuiverError):
@@ -288,20 +285,19 @@ class Dispatcher:
 
     def _announce_archived(self, session: Session, segment_seq: int) -> None:
         key = (self._topic, segment_seq)
-        if key not in session.announced:
+        if key not in session.announced.archived:
             session.send(SegmentArchived(*key, self._engine.incarnation.hex()))
-            session.announced.add(key)
+            session.announced.forget(key)
+            session.announced.archived.add(key)
 
     def _announce(self, session: Session, segment_seq: int, *, is_sealed: bool) -> None:
         key = (self._topic, segment_seq)
-        if key in session.announced if is_sealed else key in session.announced_logs:
+        announced = session.announced.sealed if is_sealed else session.announced.logs
+        if key in announced:
             return
         # Opened anew for each connection: a duplicate would share its file position, and keep a deleted file's blocks in use.
         open_file = self._engine.open_segment if is_sealed else self._engine.readable_end.open
         descriptor, size_bytes = open_file(segment_seq, for_guest=session.guest is not None)
         session.send_with_descriptor(SegmentOpened(0, *key, size_bytes, is_sealed), descriptor)
-        if not is_sealed:
-            session.announced_logs.add(key)
-            return
-        session.announced_logs.discard(key)
-        session.announced.add(key)
+        session.announced.forget(key)
+        announced.add(key)

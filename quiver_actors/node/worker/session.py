@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quiver_actors.base.protocol.lone import LonePush
 from quiver_actors.base.protocol.messages import FRAME_BYTES_MAX, PROTOCOL_VERSION, Hello, Message, Push, Refused
@@ -69,6 +69,24 @@ class EndSession(Exception):
         super().__init__(str(error))
         self.error = error
         self.tag = tag
+
+
+class Announced(NamedTuple):
+    """What a connection was told last of segments, as (topic, segment_seq): each is in one of these sets at most."""
+
+    sealed: set[tuple[str, int]]
+    """Sealed segments whose descriptors it has."""
+    logs: set[tuple[str, int]]
+    """Segments that were not sealed when their files were sent."""
+    archived: set[tuple[str, int]]
+    """Segments that it is to read in the archive. The file of one may be here all the same, for others."""
+
+    def forget(self, key: tuple[str, int]) -> bool:
+        """Forget a segment. Returns whether the connection was told anything of it."""
+        known = [each for each in self if key in each]
+        for each in known:
+            each.discard(key)
+        return bool(known)
 
 
 class DeclaredSchemas:
@@ -155,10 +173,7 @@ class Session:
     """Answers that wait for something else than the connection: progress that becomes durable, a segment that is sealed."""
     hosts: dict[SessionHost, None] = field(default_factory=dict)
     """Hosts that the session has dealt with, in the order of its first requests."""
-    announced_logs: set[tuple[str, int]] = field(default_factory=set)
-    """The same of segments that were not sealed when their files were sent."""
-    announced: set[tuple[str, int]] = field(default_factory=set)
-    """(topic, segment_seq) whose descriptor this connection has."""
+    announced: Announced = field(default_factory=lambda: Announced(set(), set(), set()))
     schemas: DeclaredSchemas = field(default_factory=DeclaredSchemas)
     arena: Spans = field(init=False)
     _refused_calls: set[int] = field(default_factory=set)

@@ -307,12 +307,17 @@ class Engine:
 
     def segments(self) -> list[SegmentInfo]:
         """All sealed segments, oldest first."""
-        waiting = self._parts.sealed_segments.waiting
-        if not waiting:
-            return list(self._parts.sealed_segments)
+        sealed = self._parts.sealed_segments
+        waiting, lost = sealed.waiting, sealed.segments.lost
+        if not (waiting or lost):
+            return list(sealed)
         return [
-            msgspec.structs.replace(info, is_checked=False) if info.segment_seq in waiting else info
-            for info in self._parts.sealed_segments
+            msgspec.structs.replace(
+                info, is_checked=info.segment_seq not in waiting, lost_count=lost.get(info.segment_seq, 0)
+            )
+            if info.segment_seq in waiting or info.segment_seq in lost
+            else info
+            for info in sealed
         ]
 
     def unlisted_segments(self) -> list[int]:

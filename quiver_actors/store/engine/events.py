@@ -72,7 +72,8 @@ class Retired(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeftDisk(Event):
-    """The segment leaves the disk, and the subscriber gets from the archive what it has not resolved of it."""
+    """The segment leaves the disk, or bundles of it are lost there, and the subscriber gets from the archive what it has not resolved of
+    the segment."""
 
     subscriber: str
     segment_seq: int

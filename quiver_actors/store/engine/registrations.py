@@ -76,6 +76,8 @@ class Registrations:
         start: str,
         ownership: Ownership = OF_TOPICS_OWNER,
         archived: ArchivedStart | None = None,
+        *,
+        reads_archive: bool = False,
     ) -> int:
         """Make a subscriber known, or resume it. Durable once `Progress.durable` reaches the returned ticket.
 
@@ -83,6 +85,7 @@ class Registrations:
             start: see `base.protocol.messages.Register`; only used when the subscriber is new.
             ownership: who owns it; also only used when the subscriber is new.
             archived: what it is to get from the archive before what is on the disk; also only used when it is new.
+            reads_archive: whether its consumers read the archive: what was lost on the disk is had there; also only used when it is new.
 
         Raises:
             InvalidId, UsageError: bad id or start, or too much in the archive.
@@ -98,7 +101,9 @@ class Registrations:
         if archived is not None:
             here = {*self._sealed_segments.segments.keys(), *self._numbers_unannounced()}.difference(doomed)
             part = plan_archived(archived, here, self._next_segment_seq())
-        state = self._progress.registry.register(subscriber, self._beginning(begin), ownership, part)
+        state = self._progress.registry.register(
+            subscriber, self._beginning(begin), ownership, part, reads_archive=reads_archive
+        )
         for segment_seq in doomed:
             if segment_seq not in state.progress.archived:
                 losses.forget_segment(state, segment_seq)

@@ -17,7 +17,7 @@ from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.ranges import runs_of
 from quiver_actors.store.disk.protocol import Disk
-from quiver_actors.store.engine.events import Event, Replaced
+from quiver_actors.store.engine.events import Claimable, Event, Replaced
 from quiver_actors.store.engine.faults import Faults
 from quiver_actors.store.engine.progress import Progress
 from quiver_actors.store.engine.quarantine import Quarantine
@@ -272,7 +272,7 @@ class Repair:
         self.upkeep.forget(segment_seq)
         if rescued.info is None:
             self._quarantine.note_kept()
-            return self._condemn(segment_seq, rescued.bundle_count)
+            return self._condemn(segment_seq, rescued.bundle_count, is_count_proven=rescued.is_count_proven)
         if rescued.is_in_place:
             return self._put_back(segment_seq, rescued.info, rescued.lost)
         self._sealed_segments.give_up(segment_seq, rescued.info, "damaged", [(rescued.bundle_count, 0)])
@@ -303,7 +303,7 @@ class Repair:
         self.upkeep.checked(segment_seq)
         return [self._sealed_segments.offer(info, lost), Replaced(segment_seq), *self._progress.take_events()]
 
-    def _condemn(self, segment_seq: int, bundle_count: int) -> list[Event]:
+    def _condemn(self, segment_seq: int, bundle_count: int, *, is_count_proven: bool = False) -> list[Event]:
         """Record a segment as lost that nobody can read. Once that is durable the file, if there is one, is moved aside."""
         was_waiting = segment_seq in self._sealed_segments.waiting
         self._sealed_segments.pass_over(segment_seq)
@@ -312,9 +312,14 @@ class Repair:
         count = max(known.bundle_count, bundle_count)
         rows = 0 if was_waiting else known.row_count  # what an unchecked footer says of its rows is not to be believed
         info = msgspec.structs.replace(known, bundle_count=count, row_count=rows)
+        following: list[str] = []
+        if 0 < count == (bundle_count if is_count_proven else known.bundle_count):
+            # Else nobody knows how many bundles it had, and those that are not counted would be missing without a word.
+            self._progress.registry.add_segment(segment_seq, count, info.size_bytes)
+            following = self._sealed_segments.follow(info)
         self._sealed_segments.give_up(segment_seq, info, "damaged")
         self._quarantine.condemn(segment_seq)
-        return [*self._progress.retired(), *self._progress.take_events()]
+        return [*self._progress.retired(), *self._progress.take_events(), *map(Claimable, following)]
 
     def forget(self, segment_seqs: Sequence[int]) -> None:
         """Forget these segments: their files are deleted."""

@@ -147,6 +147,7 @@ class SealedSegments:
             self._put_off.remove(info.segment_seq)
             self.new.append(info.segment_seq)  # its age is known now
         if lost:
+            self.follow(info, lost)
             self.give_up(info.segment_seq, info, "damaged", lost)
         # A start offers thousands in turn: only for one that may go at once are all looked at again.
         if self._progress.registry.deletable([info.segment_seq]):
@@ -186,11 +187,18 @@ class SealedSegments:
         info = self.segments.get(segment_seq)
         if info is None or segment_seq in self.waiting or segment_seq in self.deletions.going:
             return
-        registry = self._progress.registry
-        for subscriber in archiving.follow(registry, registry.archive, info):
-            self._progress.tell(LeftDisk(subscriber, segment_seq))
+        self.follow(info)
         self.give_up(segment_seq, info, reason)
         self.deletions.drop(segment_seq, reason)
+
+    def follow(self, info: SegmentInfo, lost: Runs | None = None) -> list[str]:
+        """Let subscribers get a segment from the archive that could lose bundles of it otherwise; see `archiving.follow`. Whoever calls
+        gives the bundles up next, for all others, and thereby has this made durable."""
+        registry = self._progress.registry
+        following = archiving.follow(registry, registry.archive, info, lost)
+        for subscriber in following:
+            self._progress.tell(LeftDisk(subscriber, info.segment_seq))
+        return following
 
     def take_new(self) -> list[int]:
         """Take the segments that have come since the last call; some may be gone again."""

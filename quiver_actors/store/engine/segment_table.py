@@ -32,8 +32,8 @@ class SegmentTable(UserDict[int, SegmentInfo]):
         """All others: their files are beside the logs."""
         self.changed: set[int] = set()
         """Segments that have come, changed or gone since the reader of this set took it; it is theirs to empty."""
-        self._lost: dict[int, int] = {}
-        """Counts of lost bundles of segments that have any."""
+        self.lost: dict[int, int] = {}
+        """Counts of lost bundles of segments whose manifest records any; `note_lost` changes it."""
         super().__init__(segments)
 
     def __setitem__(self, segment_seq: int, info: SegmentInfo) -> None:
@@ -50,7 +50,7 @@ class SegmentTable(UserDict[int, SegmentInfo]):
         self.cold.discard(segment_seq)
         self.hot.discard(segment_seq)
         self.changed.add(segment_seq)
-        self._lost.pop(segment_seq, None)
+        self.lost.pop(segment_seq, None)
 
     def move(self, segment_seq: int, *, to_cold: bool) -> None:
         """Note on which disk the file of a segment is now."""
@@ -64,7 +64,7 @@ class SegmentTable(UserDict[int, SegmentInfo]):
     @property
     def stored_count(self) -> int:
         """Bundles that can be read."""
-        return self.bundle_count - sum(self._lost.values())
+        return self.bundle_count - sum(self.lost.values())
 
     def known_bundle_count(self, segment_seq: int) -> int:
         """Return how many bundles a segment has, 0 for a segment that is not here."""
@@ -74,9 +74,9 @@ class SegmentTable(UserDict[int, SegmentInfo]):
     def note_lost(self, segment_seq: int, bundle_count: int) -> None:
         """Note how many bundles of a segment its manifest records as lost."""
         if bundle_count and segment_seq in self.data:
-            self._lost[segment_seq] = bundle_count
+            self.lost[segment_seq] = bundle_count
         else:
-            self._lost.pop(segment_seq, None)
+            self.lost.pop(segment_seq, None)
 
     def _count(self, info: SegmentInfo, sign: int) -> None:
         self.size_bytes += sign * info.size_bytes

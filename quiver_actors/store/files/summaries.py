@@ -74,9 +74,14 @@ class Summary(msgspec.Struct, frozen=True, gc=False):
     """Statistics of its columns, as `store.segment.statistics` encodes them; empty: not made yet."""
 
 
+_IDENTITY_NUMBERS = 9
+"""The first so many fields of `SegmentInfo` make up an identity."""
+
+
 def identity_of(info: SegmentInfo) -> bytes:
     """Eight bytes that differ for two files which ever have the same number: they hold the time of their bundles in nanoseconds."""
-    numbers = msgspec.structs.astuple(msgspec.structs.replace(info, is_checked=True))
+    # The count of lost bundles is no property of the file, and it came later.
+    numbers = msgspec.structs.astuple(msgspec.structs.replace(info, is_checked=True))[:_IDENTITY_NUMBERS]
     return hashlib.blake2b(msgspec.msgpack.encode(numbers), digest_size=8).digest()
 
 

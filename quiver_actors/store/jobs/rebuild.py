@@ -47,6 +47,8 @@ class Hints:
     """The footer extension of the segment with the next number, if there is one."""
     is_count_known: bool = False
     """Whether the segment had exactly `bundle_count_min` bundles."""
+    bundle_count_between: int = 0
+    """How many bundles the sequences of the segments before and behind it leave room for; 0 if one of them does not say."""
 
 
 def rebuild(read: Read, size_bytes: int, file: DiskFile, hints: Hints) -> Rebuilt | None:
@@ -102,7 +104,7 @@ def count_bundles(read: Read, size_bytes: int, hints: Hints) -> int:
         bundle_count = hints.next_segment.first_sequence - header.identity.first_sequence
         if hints.bundle_count_min <= bundle_count <= SEGMENT_BUNDLES_MAX:
             return bundle_count
-    return hints.bundle_count_min
+    return max(hints.bundle_count_min, hints.bundle_count_between)
 
 
 def _count_told_twice(read: Read, size_bytes: int) -> int:

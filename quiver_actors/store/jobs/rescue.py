@@ -21,8 +21,9 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from quiver_actors.base.model import SEGMENT_BUNDLES_MAX
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import Disk
@@ -55,6 +56,8 @@ class Rescued:
     """Where the damaged file is now."""
     is_in_place: bool = True
     """Whether the new file has the segment's name."""
+    is_count_proven: bool = False
+    """Whether the sequences of the segments before and behind it prove `bundle_count`; looked at where nothing of it is left."""
 
 
 class RescueJob(Job):
@@ -107,9 +110,13 @@ class RescueJob(Job):
                 raise
 
     def _rescue(self) -> None:
-        following = self._next_segment()
-        hints = Hints(self.segment_seq, self._cfg_hash, self._bundle_count_min, following, self._is_count_known)
-        self.rescued = found = _Rescue(self._disk, self._paths, hints).run(self._keeps_unprovable)
+        following = self._extension_of(self.segment_seq + 1)
+        between, known = self._bundles_between(following), (self._bundle_count_min, following, self._is_count_known)
+        hints = Hints(self.segment_seq, self._cfg_hash, *known, between)
+        found = _Rescue(self._disk, self._paths, hints).run(self._keeps_unprovable)
+        if found.info is None and 0 < found.bundle_count == between:
+            found = replace(found, is_count_proven=True)
+        self.rescued = found
         fields: dict[str, object] = {
             "path": self._paths.segment(self.segment_seq),
             "lost": len(found.lost) if found.info else "all",
@@ -126,9 +133,20 @@ class RescueJob(Job):
             self.fault = str(error)
             return False
 
-    def _next_segment(self) -> FooterExtension | None:
-        path = self._paths.segment(self.segment_seq + 1)
-        if not self._disk.exists(path):
+    def _bundles_between(self, following: FooterExtension | None) -> int:
+        """How many bundles the segments with the numbers before and behind leave room for; 0 if one of them is not there. Before number 0
+        there was nothing."""
+        before = None if following is None else self._extension_of(self.segment_seq - 1)
+        if following is None or (before is None and self.segment_seq):
+            return 0
+        if before is not None and before.incarnation != following.incarnation:
+            return 0
+        bundle_count = following.first_sequence - (0 if before is None else before.last_sequence + 1)
+        return bundle_count if 0 < bundle_count <= SEGMENT_BUNDLES_MAX else 0
+
+    def _extension_of(self, segment_seq: int) -> FooterExtension | None:
+        path = self._paths.segment(segment_seq)
+        if segment_seq < 0 or not self._disk.exists(path):
             return None
         file = self._disk.open_read(path)
         try:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from quiver_actors.base.config import ArchiveSettings
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ONLOOKER_PREFIX
 from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.base.ranges import Runs
 from quiver_actors.store.subscriber.claims import SubscriberState
 
 
@@ -37,26 +38,48 @@ def counting(states: Iterable[SubscriberState], archive: ArchiveSettings) -> Ite
     return (state for state in states if archive.enabled or state.subscriber != ARCHIVE_SUBSCRIBER)
 
 
-def follow(states: Iterable[SubscriberState], archive: ArchiveSettings, info: SegmentInfo) -> list[str]:
-    """A segment leaves the disk. If it is in the archive, subscribers whose consumers read the archive get it there from now on: that is to
-    be durable before the file goes.
+def is_archived(states: Iterable[SubscriberState], archive: ArchiveSettings, segment_seq: int) -> bool:
+    """Whether the manifest of the archive names a segment, or says why it never will."""
+    archiver = next((state for state in states if state.subscriber == ARCHIVE_SUBSCRIBER), None)
+    # It names what the archiver is done with, but for what the archiver has lost: that all subscribers have lost at the same time.
+    return archive.enabled and archiver is not None and archiver.progress.is_complete(segment_seq)
+
+
+def follow(
+    states: Iterable[SubscriberState], archive: ArchiveSettings, info: SegmentInfo, lost: Runs | None = None
+) -> list[str]:
+    """A segment leaves the disk, or bundles of it are lost there. If it is in the archive, subscribers whose consumers read the archive get
+    it there from now on: that is to be durable before the file goes.
+
+    Args:
+        lost: only those get it there that have not resolved one of these bundles, as (first index, count); None: all.
 
     Returns:
         The subscribers that do, and were to get it from the disk until now.
     """
-    states, segment_seq = list(states), info.segment_seq
-    archiver = next((state for state in states if state.subscriber == ARCHIVE_SUBSCRIBER), None)
-    # The manifest names what the archiver is done with, but for what it has lost: that all subscribers have lost at the same time.
-    if not archive.enabled or archiver is None or not archiver.progress.is_complete(segment_seq):
+    states = list(states)
+    if not is_archived(states, archive, info.segment_seq):
         return []
-    following = []
-    for state in states:
-        progress = state.progress
-        is_owed = segment_seq in progress.segments and segment_seq not in progress.archived
-        if is_owed and progress.archived.follow(segment_seq, info.bundle_count, info.size_bytes, progress.segments):
-            progress.changes.note()
-            following.append(state.subscriber)
-    return following
+    size = info.bundle_count, info.size_bytes
+    return [state.subscriber for state in states if follow_to_archive(state, info.segment_seq, *size, lost)]
+
+
+def follow_to_archive(
+    state: SubscriberState, segment_seq: int, bundle_count: int, size_bytes: int, lost: Runs | None = None
+) -> bool:
+    """Let one subscriber get an archived segment from the archive; see `follow`. Returns whether it does, and did not before."""
+    progress = state.progress
+    states = progress.segments.get(segment_seq)
+    if states is None or segment_seq in progress.archived:
+        return False
+    if lost is not None and not any(
+        states.unresolved_in(first, min(first + count, bundle_count)) for first, count in lost
+    ):
+        return False
+    if not progress.archived.follow(segment_seq, bundle_count, size_bytes, progress.segments):
+        return False
+    progress.changes.note()
+    return True
 
 
 def unarchived(states: Iterable[SubscriberState], archive: ArchiveSettings, segment_seqs: Iterable[int]) -> set[int]:

@@ -113,12 +113,15 @@ class SubscriberRegistry:
         begin: Position | Mapping[int, SegmentProgress],
         ownership: Ownership = OF_TOPICS_OWNER,
         archived: ArchivedPart | None = None,
+        *,
+        reads_archive: bool = False,
     ) -> SubscriberState:
         """Make a new subscriber. Raises InvalidId.
 
         Args:
             begin: where it begins, or the bundles that count to it as resolved.
             archived: what it gets from the archive before that.
+            reads_archive: whether its consumers read the archive.
         """
         state = self._new(check_id("subscriber", subscriber))
         state.progress.belong(ownership)
@@ -126,6 +129,7 @@ class SubscriberRegistry:
             state.progress.start_at(*begin)
         else:
             state.progress.start_with(begin)
+        state.progress.archived.is_read = reads_archive and self.archive.enabled
         if archived is not None:
             state.progress.archived.begin(archived, state.progress.awaited.entries)
         return self._adopt(state)
@@ -153,10 +157,9 @@ class SubscriberRegistry:
         for segment_seq in sorted(self._segments.sealed):
             state.add_segment(segment_seq, *self._segments.sealed[segment_seq])
         for segment_seq in sorted([*self._segments.sealed, *self._segments.open]):
-            if segment_seq in state.progress.archived:
-                continue
-            for run in _drop(state, segment_seq, self._segments.lost.get(segment_seq, ())):
-                state.gaps.add(segment_seq, *run, -1, "damaged", state.progress.changes.version)
+            if lost := self._segments.lost.get(segment_seq):
+                is_archived = archiving.is_archived(self, self.archive, segment_seq)
+                _lose(state, segment_seq, lost, self._segments.sealed.get(segment_seq) if is_archived else None)
         return state
 
     def seek(self, subscriber: str, plan: SeekPlan) -> list[GapNotice]:
@@ -344,6 +347,20 @@ class SubscriberRegistry:
     def due(self, now_ns: int) -> list[str]:
         """End the delays that have passed; returns the subscribers that have bundles to claim by it."""
         return [state.subscriber for state in self.attention.due(now_ns) if state.due(now_ns)]
+
+
+def _lose(state: SubscriberState, segment_seq: int, lost: Runs, archived: tuple[int, int] | None) -> None:
+    """Let a subscriber that comes to a segment get from the archive what is known to be lost of it, or lose that too.
+
+    Args:
+        archived: the segment's bundle count and size in bytes; None: it is not sealed, or not archived.
+    """
+    if segment_seq in state.progress.archived:
+        return
+    if archived is not None and archiving.follow_to_archive(state, segment_seq, *archived, lost):
+        return
+    for run in _drop(state, segment_seq, lost):
+        state.gaps.add(segment_seq, *run, -1, "damaged", state.progress.changes.version)
 
 
 def _drop(state: SubscriberState, segment_seq: int, lost: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

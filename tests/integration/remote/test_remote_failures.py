@@ -162,5 +162,5 @@ def test_what_a_dead_client_held_goes_back(local: Client) -> None:
 
 def test_versions_that_differ_are_told(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quiver_actors.flight.remote_contract.REMOTE_VERSION", 99)
-    with pytest.raises(ProtocolError, match=r"version 99 .*this server version 2"):
+    with pytest.raises(ProtocolError, match=r"version 99 .*this server version 3"):
         served.connect()

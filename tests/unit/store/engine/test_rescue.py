@@ -171,7 +171,7 @@ def test_nothing_left_is_one_gap_and_later_segments_are_delivered(disk: Disk, tm
     overwrite(path, 0, Random(1).randbytes(path.stat().st_size))
     driver = reopened(disk)
     assert driver.claim_numbers("s") == [COUNT, COUNT + 1]
-    assert gaps(driver) == [(0, 0, 0, "damaged")], "nobody knows how many they were"
+    assert gaps(driver) == [(0, 0, COUNT, "damaged")], "the segment behind it says how many they were"
     assert not path.exists()
     assert [info.segment_seq for info in driver.engine.segments()] == [1]
     driver.engine.registrations.register("new", "earliest")
