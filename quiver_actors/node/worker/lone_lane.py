@@ -28,6 +28,7 @@ from quiver_actors.store.engine import Engine
 from quiver_actors.store.engine.events import Shown
 from quiver_actors.store.jobs.commits import LoneCommit
 from quiver_actors.store.retention.pressure import Pressure
+from quiver_actors.store.wal.log import Log
 from quiver_actors.store.wal.lone import LoneStream
 
 CARE_NS = 5 * MILLISECOND_NS
@@ -113,20 +114,30 @@ class LoneLane:
             self._host.touch_push()
         return True
 
-    def finished(self, _: LoneCommit) -> None:
-        """Take back a commit that succeeded. Only the sender of the push waits for it, unless other pushes have come meanwhile."""
-        engine = self._engine
+    def finished(self, commit: LoneCommit) -> None:
+        """Take back a commit that succeeded. Only the sender of the push waits for it, and then perhaps one consumer, unless other pushes
+        have come meanwhile."""
+        engine, log = self._engine, commit.steps[0][0]
         engine.group_commit.finish_lone()
-        shown = engine.readable_end.advance() if engine.progress.registry.states else ()
         is_more = not self._acknowledge()
         self._run_queue.note_activity(self._host)
-        for event in shown:
-            if isinstance(event, Shown) and self._dispatcher.shown(event.segment_seq):
-                self._host.touch_push()
+        if engine.progress.registry.states:
+            self._show(log, is_more=is_more)
         if is_more:
             self._run_queue.note_commit(self._host)
             self._ingest.acknowledge()
             self._host.touch_push()
+
+    def _show(self, log: Log, *, is_more: bool) -> None:
+        """Let subscribers have what is durable now."""
+        host, engine = self._host, self._engine
+        if not is_more and self._dispatcher.pass_on(log, engine.intake.item_count):
+            if host.deadline_ns is None or host.deadline_ns > monotonic_ns() + CARE_NS:
+                host.touch_push()  # the lease that has begun has an end
+            return
+        for event in engine.readable_end.advance():
+            if isinstance(event, Shown) and self._dispatcher.shown(event.segment_seq):
+                host.touch_push()
 
     def _acknowledge(self) -> bool:
         """Answer the push, if it came from a session. False: others wait, and nothing was answered."""
