@@ -20,5 +20,5 @@ first, by a few calls or a whole turn."""
 def test_a_lone_push_calls_few_functions(side: str) -> None:
     # Not in pytest's own directory: the paths of sockets are short.
     with tempfile.TemporaryDirectory(prefix="qc-") as directory:
-        least = least_push(counts(side, Path(directory), is_live=False, pushes=100))
+        least = least_push(counts(side, Path(directory), is_live=False, pushes=100)[0])
     assert least.total() <= MARGIN * CALLS[side], "\n".join(listing(least))

@@ -197,7 +197,6 @@ class Dispatcher:
             Deliver(self._topic, subscriber, segment_seq, index, live.token, ONCE, lease_ns, 0, place)
         )
         attachment.given += 1
-        attachment.is_window_full = False
         self._live.add(segment_seq)
         readable_ns = self._readable_ns.pop(segment_seq, readable_ns)
         self._latency.observe(self._clock.monotonic_ns() - readable_ns)

@@ -117,27 +117,25 @@ class LoneLane:
     def finished(self, commit: LoneCommit) -> None:
         """Take back a commit that succeeded. Only the sender of the push waits for it, and then perhaps one consumer, unless other pushes
         have come meanwhile."""
-        engine, log = self._engine, commit.steps[0][0]
+        engine, host, log = self._engine, self._host, commit.steps[0][0]
         engine.group_commit.finish_lone()
         is_more = not self._acknowledge()
-        self._run_queue.note_activity(self._host)
+        self._run_queue.note_activity(host)
         if engine.progress.registry.states:
-            self._show(log, is_more=is_more)
-        if is_more:
-            self._run_queue.note_commit(self._host)
-            self._ingest.acknowledge()
-            self._host.touch_push()
-
-    def _show(self, log: Log, *, is_more: bool) -> None:
-        """Let subscribers have what is durable now."""
-        host, engine = self._host, self._engine
-        if not is_more and self._dispatcher.pass_on(log, engine.intake.item_count):
-            if host.deadline_ns is None or host.deadline_ns > monotonic_ns() + CARE_NS:
+            if is_more or not self._dispatcher.pass_on(log, engine.intake.item_count):
+                self._show()
+            elif host.deadline_ns is None or host.deadline_ns > monotonic_ns() + CARE_NS:
                 host.touch_push()  # the lease that has begun has an end
-            return
-        for event in engine.readable_end.advance():
+        if is_more:
+            self._run_queue.note_commit(host)
+            self._ingest.acknowledge()
+            host.touch_push()
+
+    def _show(self) -> None:
+        """Let subscribers have what is durable now, in a turn."""
+        for event in self._engine.readable_end.advance():
             if isinstance(event, Shown) and self._dispatcher.shown(event.segment_seq):
-                host.touch_push()
+                self._host.touch_push()
 
     def _acknowledge(self) -> bool:
         """Answer the push, if it came from a session. False: others wait, and nothing was answered."""

@@ -29,8 +29,7 @@ def claim_shown(
         or not states.is_open
         or progress.unresolved_count != leases.claimed_count + aside.waiting_count + aside.blocked_count
         or progress.awaited.entries
-        or progress.archived.numbers
-        or state.gaps.next_untold() is not None
+        or state.gaps.free
         or not states.claim_shown(bundle_index, tokens.next)
     ):
         return None
