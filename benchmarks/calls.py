@@ -2,8 +2,8 @@
 
 A push that waits for its own durability finds the processor's caches cold, so what it costs goes with the number of its Python steps
 (docs/performance.md). This counts them: calls of Python functions and resumptions of generators, by `sys.setprofile` in every thread, from
-the call of `push` until all threads rest again. Calls of C functions do not count. The figure is the least of many pushes: the turns of a
-worker that come with time alone (5 ms after a push, ten times a second) fall into others. So it does not depend on the machine or its load.
+the call of `push` until all threads rest again. Calls of C functions do not count. Figures are the least of many pushes: the turns of a
+worker that come with time alone (5 ms after a push, ten times a second) fall into others. So they do not depend on the machine or its load.
 
 node       a worker in a thread of this process, with its sockets, arena and sync thread; a client in the main thread
 embedded   `quiver_actors.open`
@@ -11,7 +11,7 @@ embedded   `quiver_actors.open`
 Each without a subscriber (`alone`), and with one attached that has a bundle delivered for each push (`live`). Three figures:
 
 (none)     the producer and the worker, until all threads rest
-receipt    of these, the calls until the worker has sent its answer, and those of the producer
+receipt    the calls until the worker has sent its answer, and those of the producer
 consumer   those of the subscriber's own thread for a bundle: `get` and `ack`, and what arrives meanwhile. The median
 
     python -m benchmarks.calls [--quick] [--json] [--rounds N] [--dir D] [--list]
