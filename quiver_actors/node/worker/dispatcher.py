@@ -172,8 +172,8 @@ class Dispatcher:
         return True
 
     def pass_on(self, log: Log, item_count: int) -> bool:
-        """Deliver the bundle of a log that has just become durable to the only consumer, if that waits with credit and nothing else is to be
-        shown or delivered: `shown` and `deliver` with fewer calls. False: nothing has happened.
+        """Deliver the bundle of a log that has just become durable to the only consumer, if that waits with credit and nothing else is new:
+        `shown` and `deliver` with fewer calls. False: nothing has happened, and they have to be called.
 
         Args:
             item_count: of that bundle.
@@ -193,9 +193,7 @@ class Dispatcher:
         size_bytes, lease_ns = live.held_bytes, live.lease_until_ns
         place = PLACE.pack(log.synced_end - size_bytes, size_bytes, item_count)
         index = _INDEX.pack(live.start)
-        session.send_at_once(
-            Deliver(self._topic, subscriber, segment_seq, index, live.token, ONCE, lease_ns, 0, place)
-        )
+        session.send_at_once(Deliver(self._topic, subscriber, segment_seq, index, live.token, ONCE, lease_ns, 0, place))
         attachment.given += 1
         self._live.add(segment_seq)
         readable_ns = self._readable_ns.pop(segment_seq, readable_ns)

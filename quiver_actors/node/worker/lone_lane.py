@@ -28,7 +28,6 @@ from quiver_actors.store.engine import Engine
 from quiver_actors.store.engine.events import Shown
 from quiver_actors.store.jobs.commits import LoneCommit
 from quiver_actors.store.retention.pressure import Pressure
-from quiver_actors.store.wal.log import Log
 from quiver_actors.store.wal.lone import LoneStream
 
 CARE_NS = 5 * MILLISECOND_NS

@@ -6,7 +6,7 @@ What follows is as after `SubscriberState.grow_segment` and `SubscriberState.cla
 from __future__ import annotations
 
 from quiver_actors.store.subscriber.claims import SubscriberState
-from quiver_actors.store.subscriber.grants import ONCE, Live
+from quiver_actors.store.subscriber.grants import Live
 
 
 def claim_shown(
