@@ -152,8 +152,8 @@ class Drive:
             heard.pop(end, None)
 
     def rouse(self, worker: EmbeddedWorker) -> None:
-        """Wake the threads of clients that a worker has sent something: each takes it in its own turn. A client of which no thread waits gets
-        it with the next turn of anybody."""
+        """Wake the threads of clients that a worker has sent something: each takes it in its own turn. A client of which no thread waits
+        gets it with the next turn of anybody."""
         for end in worker.wire.heard:
             exchange = self._listening.get(end.fileno())
             if exchange is not None:

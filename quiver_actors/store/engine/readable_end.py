@@ -96,8 +96,8 @@ class ReadableEnd:
         return shown
 
     def show_to(self, log: Log, subscriber: str, owner: object) -> Live | None:
-        """Show the bundle of a log that has just become durable, and claim it for `owner`, a consumer of the only subscriber: `advance` and a
-        claim, with fewer calls. None: nothing has happened, as more than that is to be done.
+        """Show the bundle of a log that has just become durable, and claim it for `owner`, a consumer of the only subscriber: `advance` and
+        a claim, with fewer calls. None: nothing has happened, as more than that is to be done.
 
         Args:
             owner: as of `claim_shown`.
