@@ -296,14 +296,14 @@ def main() -> None:
             for is_live in (False, True):
                 directory = Path(tempfile.mkdtemp(prefix=f"calls-{side}-", dir=base))
                 counted, consumed = counts(side, directory, is_live=is_live, pushes=20 if options.quick else PUSHES)
-                name, found = f"{side}/{'live' if is_live else 'alone'}", [least_push(counted)]
-                show(report, name, found[0].total())
+                name, listed = f"{side}/{'live' if is_live else 'alone'}", [least_push(counted)]
+                show(report, name, listed[0].total())
                 show(report, f"{name}/receipt", min(push.until_receipt for push in counted))
                 if consumed:
-                    found.append(median(consumed))
-                    show(report, f"{name}/consumer", found[1].total())
+                    listed.append(median(consumed))
+                    show(report, f"{name}/consumer", listed[1].total())
                 if options.list:
-                    print("\n".join(line for calls in found for line in [*listing(calls), ""]), flush=True)
+                    print("\n".join(line for calls in listed for line in [*listing(calls), ""]), flush=True)
 
 
 if __name__ == "__main__":
