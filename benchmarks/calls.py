@@ -63,7 +63,7 @@ class PushCalls(NamedTuple):
     """The calls for one push."""
 
     calls: Calls
-    """Of the producer and the worker, until all threads rested."""
+    """Calls of the producer and the worker, until all threads rested."""
     until_receipt: int
     """Calls of the producer, and of the worker until it had sent its answer."""
 

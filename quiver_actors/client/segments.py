@@ -25,7 +25,7 @@ from quiver_actors.store.wal.entry_reader import EntryReader, LogEntries, Place,
 from quiver_actors.store.wal.entry_reader import tell_nobody as tell_nobody_of
 
 _new_place: Callable[[tuple[int, int, int]], Place] = partial(tuple.__new__, Place)
-"""Without the constructor's Python code."""
+"""Makes a place without the constructor's Python code."""
 
 
 class BundleReader(Protocol):

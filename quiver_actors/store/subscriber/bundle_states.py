@@ -349,14 +349,6 @@ class BundleStates:
         missing = ~(bitmaps.bits_of(self._bitmap) >> start)
         return min(self.bundle_count, start + (missing & -missing).bit_length() - 1)
 
-    def unresolved_in(self, start: int, stop: int) -> int:
-        """How many of the bundles in `start..stop` are not resolved."""
-        stop = min(stop, self.bundle_count)
-        if start >= stop:
-            return 0
-        bits = bitmaps.bits_of(self.bitmap()) >> start & ((1 << stop - start) - 1)
-        return stop - start - bits.bit_count()
-
     def bitmap(self) -> bytes:
         """The resolved bundles as a bitmap of full length."""
         if not self._bitmap_is_current:
