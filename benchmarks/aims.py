@@ -18,6 +18,7 @@ _CALLS = (
     "message, a push reaches half of a relay in Python that does nothing else (`bare-hop`, see performance)"
 )
 _MESSAGE = "a message and a wake-up on either side of each push; a store in the process has neither"
+_STEPS = "a push is Python, 37 calls for a single one; theirs is C from the first byte on"
 _SERVER = "a push is 0.2 to 0.4 ms of Python, half of it on either side; theirs is C or Go where the bytes go to"
 _CRCS = "the two CRCs, on either side of memory that is not trusted; a bare ring with the same two is no faster"
 _DISK = (
@@ -124,6 +125,16 @@ def _live() -> Iterator[Aim]:
         yield _at_most(what, "live", f"live/subscribers/{name}/{key}", "us", most, "", against)
 
 
+def _embedded() -> Iterator[Aim]:
+    for rate, bound in (("back_to_back", 60.0), ("200per_s", 120.0)):
+        at = f"embedded/1KiB/{rate}/above_disk"
+        yield _at_most(f"embedded push above the disk, {rate}", "embedded", at, "us", bound, _COLD)
+    for group in (1, 64):
+        for peer in ("SQLite", "RocksDB", "LMDB"):
+            at = f"embedded/1KiB/{group}outstanding/quiver"
+            yield Aim(f"embedded, {group} outstanding, of {peer}", "embedded", at, "bundles/s", 1.0, _STEPS, peer)
+
+
 def _peers() -> Iterator[Aim]:
     servers = (("Redis Streams", 3.0, _SERVER), ("NATS JetStream", 3.0, _SERVER))
     bounds = (*servers, ("RocksDB", 1.0, _MESSAGE), ("SQLite", 1.0, _MESSAGE))
@@ -146,4 +157,14 @@ def _besieged() -> Iterator[Aim]:
         yield _at_most(what, "besieged", f"besieged/{kind}/p99", "us", 3, _TURNS, "alone")
 
 
-AIMS = (*_ingest(), *_latency(), *_besieged(), *_segments(), *_reading(), *_live(), *_peers(), *_spark())
+AIMS = (
+    *_ingest(),
+    *_latency(),
+    *_embedded(),
+    *_besieged(),
+    *_segments(),
+    *_reading(),
+    *_live(),
+    *_peers(),
+    *_spark(),
+)

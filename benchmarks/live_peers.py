@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
-from benchmarks.live_consumers import DEADLINE_SECONDS
+from benchmarks.live_consumers import DEADLINE_SECONDS, ready
 from benchmarks.peers import as_batch
 from benchmarks.stores import JetStream, RedisStream, Store
 
@@ -26,7 +26,7 @@ def redis_gets(address: str, total: int, barrier: Barrier, results: Any) -> None
     client: Any = redis.Redis(unix_socket_path=address)
     took: list[int] = []
     last: bytes | str = "0-0"
-    barrier.wait(DEADLINE_SECONDS)
+    ready(barrier)
     while len(took) < total:
         ((_, entries),) = client.xread({"bundles": last}, block=DEADLINE_SECONDS * 1000)
         for _, fields in entries:
@@ -48,7 +48,7 @@ async def _jetstream_gets(address: str, total: int, barrier: Barrier, results: A
     client = await nats.connect(address)
     subscription = await client.jetstream().subscribe("b", ordered_consumer=True)
     took: list[int] = []
-    barrier.wait(DEADLINE_SECONDS)
+    ready(barrier)
     while len(took) < total:
         message = await subscription.next_msg(timeout=DEADLINE_SECONDS)
         assert as_batch(message.data).num_rows

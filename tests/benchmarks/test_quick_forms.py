@@ -19,6 +19,11 @@ KEYS = {"case", "value", "unit", "against", "ratio", "durability", "rounds", "lo
 EXPECTED = {
     "push_cost": {"cost/1KiB/batch64/encode", "cost/1KiB/batch64/check", "cost/1KiB/4slots/batch64/complete"},
     "calls": {"calls/node/alone", "calls/node/live", "calls/embedded/alone", "calls/embedded/live"},
+    "embedded": {
+        "embedded/1KiB/back_to_back/above_disk",
+        "embedded/1KiB/64outstanding/quiver",
+        "embedded/1KiB/64threads/quiver",
+    },
     "seal": {"seal/64KiB/16schemas/equal", "compact/64KiB/16schemas/equal"},
     "latency": {"latency/1KiB/200per_s/loaded/p99.9", "latency/1KiB/200per_s/loaded/stalls"},
     "archive --store directory": {"archive/upload", "archive/read", "archive/ingest", "archive/push/p50"},

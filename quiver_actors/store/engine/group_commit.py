@@ -129,7 +129,11 @@ class GroupCommit:
             if step is not None:
                 steps.append(step)
         self._is_sync_wanted = False
-        self._commit = CommitJob(self._disk, self._paths, steps) if steps else self._empty_log_job()
+        # Where a log takes bundles there is one that is not retired, so no empty one is wanted.
+        if steps:
+            self._commit = CommitJob(self._disk, self._paths, steps)
+        elif self._logs.active is None:
+            self._commit = self._empty_log_job()
         return self._commit
 
     def _empty_log_job(self) -> EmptyLogJob | None:
@@ -149,17 +153,18 @@ class GroupCommit:
         return []
 
     def _step(self, log: Log) -> CommitStep | None:
-        if log.retired or log.written_end == 0:
+        written_end = log.written_end
+        if log.retired or written_end == 0:
             return None
         retire_as = None
         if log.closed:
             retire_as = self._paths.rotated(self._numbers.take_rotation(log.segment_seq))
         publish = not log.published
-        dirty = log.written_end > log.synced_end
+        dirty = written_end > log.synced_end
         sync = dirty and (self._syncs_each_commit or publish or log.closed or self._sync_is_due(log))
         if not (sync or publish or retire_as):
             return None
-        return CommitStep(log, log.written_end, log.sequence_end, sync, publish, retire_as)
+        return CommitStep(log, written_end, log.sequence_end, sync, publish, retire_as)
 
     def _sync_is_due(self, log: Log) -> bool:
         if self._condition.is_draining:

@@ -55,8 +55,10 @@ class CommitJob(Job):
         """Sync the logs, oldest first, rename those that take over, and sync the directory."""
         for step in self.steps:
             if step.sync:
-                step.log.file.fdatasync()
-                _check_named(step.log)
+                file = step.log.file
+                file.fdatasync()
+                if not file.has_name():
+                    _check_named(step.log)
             target = step.retire_as or (self._paths.active if step.publish else None)
             if target is not None:
                 self._disk.rename(step.log.path, target)

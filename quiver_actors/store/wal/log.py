@@ -154,8 +154,9 @@ class Log:
 
     def stage(self, span: memoryview, entries: CheckedEntries, now_unix_ns: int, now_ns: int) -> None:
         """Complete the entries in `span` (sequence, time, CRC) and queue them for `write`."""
-        clean = self.written_end == self.synced_end and self.end <= max(self.written_end, layout.HEADER_BYTES)
-        self._bytes.staged.append(span)  # first, so that the builder can read back dictionaries of this very push
+        own = self._bytes
+        clean = own.written_end == self.synced_end and self.end <= max(own.written_end, layout.HEADER_BYTES)
+        own.staged.append(span)  # first, so that the builder can read back dictionaries of this very push
         self.has_staged = True
         if isinstance(entries, uniform.UniformEntries):
             self._stage_uniform(span, entries, now_unix_ns)
