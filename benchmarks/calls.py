@@ -39,8 +39,10 @@ from benchmarks.harness import Figure, Report, begun, parser, read_options
 from quiver_actors.base.clock import SystemClock
 from quiver_actors.base.config import NodeSettings, TopicSettings
 from quiver_actors.base.metrics.figures import FIGURES_VERSION
+from quiver_actors.base.protocol.lone import LONE_MARK
 from quiver_actors.client.client import Client
 from quiver_actors.client.node_view import NODE_FILE, NODE_VERSION, CoreEntry, NodeView
+from quiver_actors.node.worker.connection import Connection
 from quiver_actors.node.worker.context import WorkerContext
 from quiver_actors.node.worker.entry import Worker
 from quiver_actors.node.worker.figures import FigurePublisher
@@ -51,6 +53,8 @@ from quiver_actors.store.disk.posix import PosixDisk
 
 PUSHES = 500
 _REST_SECONDS = 60.0
+_SEND_FRAME = Connection.send_frame.__code__
+"""Sends the struct that answers a lone push, and other frames."""
 _RESTING = ("poll", "eventfd_read", "get")
 """C functions in which threads wait for work."""
 
@@ -106,8 +110,8 @@ class CallCounter:
                 self._own += 1
             else:
                 self._elsewhere += 1
-        elif event == "c_call" and argument.__name__ == "send" and thread != self._pushing:
-            if self._elsewhere_at_answer is None:
+        elif event == "c_call" and argument.__name__ == "send" and frame.f_code is _SEND_FRAME:
+            if frame.f_locals["frame"][4] == LONE_MARK:
                 self._elsewhere_at_answer = self._elsewhere
         elif event == "c_call" and argument.__name__ in _RESTING:
             self._resting[thread] = True
@@ -139,7 +143,8 @@ class CallCounter:
         counted = self.calls.copy()
         for code in [code for code in counted if code.co_filename == __file__]:
             del counted[code]
-        return PushCalls(counted, self._own + (self._elsewhere_at_answer or 0))
+        elsewhere = self._elsewhere if self._elsewhere_at_answer is None else self._elsewhere_at_answer
+        return PushCalls(counted, self._own + elsewhere)
 
 
 def _settings() -> NodeSettings:
