@@ -25,7 +25,7 @@ from quiver_actors.client.inbox import Inbox
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.resolutions import Resolutions
 from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
-from quiver_actors.client.subscriber_channels import SubscriberChannels
+from quiver_actors.client.subscriber_channels import TEND_NS_MIN, SubscriberChannels
 from quiver_actors.client.subscriber_requests import SubscriberRequests
 from quiver_actors.errors import ClosedError
 
@@ -177,7 +177,7 @@ class Consumer(Generic[D, X]):
         self._exchange.look()
         if now_ns >= self.resolutions.due_at_ns:
             self.resolutions.send(now_ns)
-        if now_ns >= self._tend_at_ns():
+        if now_ns - self._tended_ns >= TEND_NS_MIN and now_ns >= self._tend_at_ns():
             self.inbox.count_taken()
             self.connections.tend(now_ns)
             self._tended_ns = now_ns

@@ -143,15 +143,15 @@ class Inbox(Generic[D]):
                 self._items.popleft()
                 if head.is_held(now_ns):
                     return head
-            elif head.waiting and head.is_current and not head.is_held(now_ns):
+            elif not head.waiting or not head.is_current:
+                self._recall()
+                self._items.popleft()
+            elif head.is_held(now_ns):
+                return head
+            else:
                 # The clock says that its lease is over. The worker knows: terms that others have set since may have made it longer.
                 head.channel.ask(head.grant, now_ns)
                 return None
-            elif head.waiting and head.is_current:
-                return head
-            else:
-                self._recall()
-                self._items.popleft()
         return None
 
     def _take_next(self, now_ns: int) -> D | WaitingGap | None:

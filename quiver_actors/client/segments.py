@@ -25,6 +25,9 @@ from quiver_actors.store.segment.runs import Run
 from quiver_actors.store.wal.entry_reader import EntryReader, LogEntries, Place, TellDamaged
 from quiver_actors.store.wal.entry_reader import tell_nobody as tell_nobody_of
 
+_new_place: Callable[[tuple[int, int, int]], Place] = partial(tuple.__new__, Place)
+"""Makes a place without the constructor's Python code."""
+
 
 class BundleReader(Protocol):
     """Reads the bundles of one segment, sealed or not; see `SegmentReader`."""
@@ -363,8 +366,10 @@ class MappedLog:
             raise ProtocolError(
                 f"{len(indexes)} bundles of segment {self._segment_seq} came with {len(places)} bytes of places"
             )
-        found = dict(zip(indexes, map(Place._make, PLACE.iter_unpack(places)), strict=True))
-        end = max((place.offset + place.size_bytes for place in found.values()), default=0)
+        found = dict(zip(indexes, map(_new_place, PLACE.iter_unpack(places)), strict=True))
+        end = 0
+        for offset, size_bytes, _ in found.values():
+            end = max(end, offset + size_bytes)
         if end > self._entries.view.nbytes:
             raise ProtocolError(
                 f"a bundle of segment {self._segment_seq} was announced up to byte {end}: its file has {self._entries.view.nbytes}"

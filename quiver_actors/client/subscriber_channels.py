@@ -15,7 +15,8 @@ from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.subscriber_channel import SubscriberChannel
 from quiver_actors.errors import QuiverError, StorageUnavailable, WorkerUnavailable
 
-_TEND_NS_MIN = 10 * MILLISECOND_NS
+TEND_NS_MIN = 10 * MILLISECOND_NS
+"""Shortest time between two calls of `tend`."""
 _TENDS_PER_LEASE = 6
 
 
@@ -122,13 +123,20 @@ class SubscriberChannels:
     def tend_interval_ns(self) -> int:
         """Return how long after `tend` it is due again: a part of the shortest lease; for ever if there is none."""
         # The leases of now decide: another consumer may have set them.
-        leases_ns = [channel.claims.terms.lease_ns for channel in self.opened()]
-        shortest_ns = min((lease_ns for lease_ns in leases_ns if lease_ns), default=0)
-        return max(_TEND_NS_MIN, shortest_ns // _TENDS_PER_LEASE) if shortest_ns else FOREVER_NS
+        shortest_ns = FOREVER_NS
+        for channel in self.by_core.opened():
+            lease_ns = channel.claims.terms.lease_ns
+            if 0 < lease_ns < shortest_ns:
+                shortest_ns = lease_ns
+        return max(TEND_NS_MIN, shortest_ns // _TENDS_PER_LEASE) if shortest_ns < FOREVER_NS else FOREVER_NS
 
     def retry_at_ns(self) -> int:
         """Return when the next connection is to be tried."""
-        return min((channel.retry_at_ns for channel in self.opened()), default=FOREVER_NS)
+        first_ns = FOREVER_NS
+        for channel in self.by_core.opened():
+            if channel.retry_at_ns < first_ns:
+                first_ns = channel.retry_at_ns
+        return first_ns
 
     def _make_channel(self, core: int) -> SubscriberChannel:
         channel = SubscriberChannel(

@@ -151,6 +151,14 @@ class Drive:
                 exchange.hear(end.fileno())
             heard.pop(end, None)
 
+    def rouse(self, worker: EmbeddedWorker) -> None:
+        """Wake the threads of clients that a worker has sent something: each takes it in its own turn. A client of which no thread waits
+        gets it with the next turn of anybody."""
+        for end in worker.wire.heard:
+            exchange = self._listening.get(end.fileno())
+            if exchange is not None:
+                exchange.notify()
+
     def attend(self, *, is_attended: bool) -> None:
         """See `exchange.Driver`."""
         if self.worker is not None:

@@ -154,6 +154,8 @@ class Lane:
             raise
         if needs_turn or not is_back:
             return False
+        if worker.wire.heard:
+            drive.rouse(worker)
         return sequence < host.engine.group_commit.sequence_durable
 
     def _push_planned(self, bundle: Bundle, item_count: int | None, timeout_seconds: float) -> Receipt | None:

@@ -247,6 +247,15 @@ class WorkerEnd:
         """Not to be called: nobody has sent a frame."""
         raise AssertionError(f"a frame of {len(frame)} bytes inside of one process")
 
+    def send_at_once(self, message: Message) -> bool:
+        """Hand a message over, unless others wait in front of it: it is queued then, and this returns False."""
+        client = self._client
+        if self._out or client is None or self.is_hung_up:
+            self.send(message)
+            return False
+        client.hear([(message, None)])  # type: ignore[list-item]  # a worker sends the messages of workers only
+        return True
+
     def send_with_descriptor(self, message: Message, descriptor: int) -> None:
         """Queue a message with a descriptor, which goes to the client as it is."""
         self._out.append((message, descriptor))  # type: ignore[arg-type]

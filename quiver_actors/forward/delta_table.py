@@ -78,6 +78,9 @@ class DeltaLake:
         self._storage_options = dict(storage_options or {})
         self._table: deltalake.DeltaTable | None = None
 
+    def close(self) -> None:
+        """Do nothing: the library holds nothing open."""
+
     def load(self, origins: set[Origin]) -> LakeState:
         """Open the newest version."""
         try:

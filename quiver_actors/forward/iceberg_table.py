@@ -33,7 +33,7 @@ class IcebergTable(TableDeliverer):
     """Deliverer that appends the rows of one slot to an Iceberg table. Give it to a `Forwarder`; a context manager. One thread at a time.
 
     Args:
-        catalog: a catalog of `pyiceberg`, or the name under which its configuration has one.
+        catalog: a catalog of `pyiceberg`, which stays the caller's to close, or the name under which its configuration has one.
         table: `namespace.name`.
         deliveries: the subscription that the forwarder takes them from: the only consumer of its subscriber, oldest first.
         slot: whose rows, by name or id; None: the only slot of each bundle. A bundle without it is done with.
@@ -74,11 +74,17 @@ class IcebergLake:
             raise ConfigError(
                 "IcebergTable needs the package pyiceberg: pip install 'quiver-actors[iceberg]'"
             ) from error
+        self._is_own = isinstance(catalog, str)
         self._catalog = load_catalog(catalog) if isinstance(catalog, str) else catalog
         self._name = table
         self._subscriber = subscriber
         self._create = create
         self._table: Table | None = None
+
+    def close(self) -> None:
+        """Close a catalog that was named: an SQL catalog keeps connections to its database."""
+        if self._is_own:
+            self._catalog.close()
 
     def load(self, origins: set[Origin]) -> LakeState:
         """Load the newest metadata."""

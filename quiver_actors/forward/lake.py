@@ -44,6 +44,9 @@ class LakeTable(Protocol):
             CommitConflict: they are not, or the table has changed in another way that forbids it. Nothing was committed.
         """
 
+    def close(self) -> None:
+        """Let go of what was opened for it alone. Idempotent."""
+
 
 def packed(place: Place) -> int:
     """A place as one number, in the same order."""

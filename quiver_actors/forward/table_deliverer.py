@@ -64,6 +64,11 @@ class TableDeliverer(CollectingDeliverer[Row]):
         """Return what was committed so far."""
         return TableStatistics(self._commits, self._rows, self._skipped, self._conflicts)
 
+    def close(self) -> None:
+        """Forget what was not committed, without an outcome for its bundles, and let go of the table. Idempotent."""
+        super().close()
+        self._table.close()
+
     # --- Deliverer -------------------------------------------------------------------------------------------------------
 
     def offer(self, delivery: Delivery) -> None:

@@ -10,6 +10,7 @@ _ENTRY_READER = "quiver_actors/store/wal/entry_reader.py"
 _DISPATCHER = "quiver_actors/node/worker/dispatcher.py"
 _READABLE_ORDER = ("tests/unit/store/engine/test_readable_order.py",)
 _ENTRIES = ("tests/unit/store/wal/test_entry_reader.py",)
+_LONE = ("tests/unit/store/engine/test_lone_shows.py",)
 _JOURNAL = ("tests/unit/store/engine/test_progress_journal.py",)
 
 LIVE_EDITS: tuple[Edit, ...] = (
@@ -166,5 +167,47 @@ LIVE_EDITS: tuple[Edit, ...] = (
         "        open_ns = min(open_ns, segment.max_unsynced_duration_ns)\n",
         "        pass\n",
         ("tests/unit/store/engine/test_engine.py",),
+    ),
+    Edit(
+        "pass a bundle on that another subscriber is owed, too",
+        _READABLE,
+        "len(self._registry.states) > 1",
+        "len(self._registry.states) > 2",
+        _LONE,
+    ),
+    Edit(
+        "pass a bundle on in front of a segment that waits for its check",
+        _READABLE,
+        " or self._unchecked.segment_seqs:\n",
+        ":\n",
+        _LONE,
+    ),
+    Edit(
+        "pass a bundle on that is not synced",
+        _READABLE,
+        "            or log.synced_sequence - log.identity.first_sequence != bundle_count\n",
+        "",
+        _LONE,
+    ),
+    Edit(
+        "pass a bundle on in front of older ones",
+        "quiver_actors/store/subscriber/lone_claims.py",
+        "        or progress.unresolved_count != leases.claimed_count + aside.waiting_count + aside.blocked_count\n",
+        "",
+        ("tests/property/test_lone_claims.py",),
+    ),
+    Edit(
+        "pass bundles on beyond the credit",
+        _DISPATCHER,
+        " or attachment.given >= attachment.credit_total:\n",
+        ":\n",
+        ("tests/unit/node/worker/test_lone_deliveries.py",),
+    ),
+    Edit(
+        "forget the end of a lease that begins after a long sync",
+        "quiver_actors/node/worker/lone_lane.py",
+        "                host.touch_push()  # the lease",
+        "                pass  # the lease",
+        ("tests/unit/node/worker/test_lone_deliveries.py",),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quiver_actors.store.jobs.commits import LoneCommit
 from quiver_actors.store.jobs.job import Job
 from quiver_actors.store.jobs.records import ProgressJob
 from quiver_actors.store.jobs.removal import DeleteJob
@@ -55,7 +56,10 @@ class JobThreads:
             self._background = None
         work.job.took_ns = 0
         self._note_finished(work.job)
-        self._world.observe(self._world.engine.finish(work.job))
+        if isinstance(work.job, LoneCommit) and work.job.error is None:
+            self._world.observe(self._world.subscribing.finish_lone(work.job))
+        else:
+            self._world.observe(self._world.engine.finish(work.job))
 
     def start(self) -> None:
         if self._commit is None and (job := self._world.engine.next_commit()) is not None:

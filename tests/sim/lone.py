@@ -24,7 +24,17 @@ class LonePushes:
         """The number of the last bundle. These numbers go down, because those of other pushes go up."""
 
     def push(self) -> None:
-        """Push one bundle alone, after the commits that are under way; nothing happens if the engine sends it the general way."""
+        """Push one bundle alone, or some to a subscriber that waits for each of them."""
+        world = self._world
+        self._push()
+        for _ in range(world.random.choice((0, 0, 4))):
+            world.jobs.finish_commits()
+            if world.has_ended or not world.subscribing.catch_up():
+                return
+            self._push()
+
+    def _push(self) -> None:
+        """Push one bundle, after the commits that are under way; nothing happens if the engine sends it the general way."""
         world = self._world
         world.jobs.finish_commits()
         if world.has_ended or not world.takes_bundles:

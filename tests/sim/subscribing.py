@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from quiver_actors.base.rights import Ownership
 from quiver_actors.base.units import MILLISECOND_NS
 from quiver_actors.errors import DiskError, StorageUnavailable
+from quiver_actors.store.engine.events import Event
+from quiver_actors.store.jobs.commits import LoneCommit
 from tests.sim.ledger import NEVER, BundleId, PushedBundle, Subscription
 
 if TYPE_CHECKING:
@@ -25,25 +27,57 @@ class Subscribing:
         self._claimed: dict[tuple[str, BundleId], object] = {}
         self._tokens: dict[tuple[str, BundleId], int] = {}
         self._owners: list[object] = []
+        # A third of the runs have one subscriber at most, which may get bundles the short way.
+        self._names = world.random.choice((SUBSCRIBERS[:1], SUBSCRIBERS, SUBSCRIBERS))
+        self.passed_on = 0
+        """How many bundles of lone pushes were shown and claimed at once."""
 
     def claim(self) -> None:
-        subscriber = self._world.random.choice(SUBSCRIBERS)
-        subscription = self._world.ledger.live(subscriber)
-        if subscription is None:
-            return
+        subscription = self._world.ledger.live(self._world.random.choice(SUBSCRIBERS))
+        if subscription is not None:
+            self._claim(subscription, self._world.random.choice((1, 4, 20)))
+
+    def catch_up(self) -> bool:
+        """If there is one subscriber alone, it claims all that it can. Returns whether that is so."""
+        known = list(self._world.engine.progress.registry.states)
+        subscription = self._world.ledger.live(known[0]) if len(known) == 1 else None
+        if subscription is not None:
+            self._claim(subscription, 1 << 20)
+        return subscription is not None
+
+    def _claim(self, subscription: Subscription, bundles: int) -> None:
         owner = object()
         self._owners.append(owner)
-        for segment_seq, indexes, token, *_ in self._world.engine.claims.claim(
-            subscriber, owner, self._world.random.choice((1, 4, 20))
-        ):
-            for id_ in [(segment_seq, index) for index in indexes]:
-                bundle = self._world.ledger.bundles[id_]
-                is_right = subscription.owes(bundle) or id_ in subscription.may_get
-                assert is_right, f"{subscriber} gets {id_}, which it is not owed"
-                assert id_ not in subscription.resolved, f"{subscriber} gets {id_} again"
-                assert (subscriber, id_) not in self._claimed, f"{id_} is claimed twice"
-                self._claimed[subscriber, id_] = owner
-                self._tokens[subscriber, id_] = token
+        for segment_seq, indexes, token, *_ in self._world.engine.claims.claim(subscription.subscriber, owner, bundles):
+            self._note_claimed(subscription, owner, segment_seq, indexes, token)
+
+    def _note_claimed(
+        self, subscription: Subscription, owner: object, segment_seq: int, indexes: Sequence[int], token: int
+    ) -> None:
+        subscriber = subscription.subscriber
+        for id_ in [(segment_seq, index) for index in indexes]:
+            bundle = self._world.ledger.bundles[id_]
+            is_right = subscription.owes(bundle) or id_ in subscription.may_get
+            assert is_right, f"{subscriber} gets {id_}, which it is not owed"
+            assert id_ not in subscription.resolved, f"{subscriber} gets {id_} again"
+            assert (subscriber, id_) not in self._claimed, f"{id_} is claimed twice"
+            self._claimed[subscriber, id_] = owner
+            self._tokens[subscriber, id_] = token
+
+    def finish_lone(self, commit: LoneCommit) -> list[Event]:
+        """Take back the commit of a push that travelled alone: its bundle goes at once to whoever waits for it, if that is one alone."""
+        engine, log, owner = self._world.engine, commit.steps[0].log, object()
+        engine.group_commit.finish_lone()
+        for subscriber in engine.progress.registry.states:
+            subscription = self._world.ledger.live(subscriber)
+            assert subscription is not None
+            live = engine.readable_end.show_to(log, subscriber, owner)
+            if live is not None:
+                self.passed_on += 1
+                self._owners.append(owner)
+                self._note_claimed(subscription, owner, live.segment_seq, range(live.start, live.stop), live.token)
+                return []
+        return engine.readable_end.advance()
 
     def resolve(self) -> None:
         held = list(self._claimed.items())
@@ -85,13 +119,14 @@ class Subscribing:
             self._claimed = {key: holder for key, holder in self._claimed.items() if holder is not owner}
 
     def register_all(self) -> None:
+        self._names = SUBSCRIBERS
         while len({s.subscriber for s in self._world.ledger.subscriptions}) < len(SUBSCRIBERS):
             self.register()
 
     def register(self) -> None:
         if self._world.staging.is_publishing:
             return
-        subscriber = self._world.random.choice(SUBSCRIBERS)
+        subscriber = self._world.random.choice(self._names)
         start, wants = self._any_start()
         is_known = self._world.ledger.live(subscriber) is not None
         next_sequence = 1 + max(

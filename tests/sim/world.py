@@ -79,7 +79,7 @@ class World:
         self._tickets: list[_Ticketed] = []
         self.doomed: set[int] = set()
         self.jobs = JobThreads(self)
-        self._subscribing = Subscribing(self)
+        self.subscribing = Subscribing(self)
         self.staging = Staging(self)
         self._keyed = KeyedProducers(self)
         self._lone = LonePushes(self)
@@ -114,14 +114,14 @@ class World:
             (self._push, 0 if self._only_stages else 30),
             (self._lone.push, 0 if self._only_stages else 6),
             (self.jobs.let_run, 25),
-            (self._subscribing.claim, 10),
-            (self._subscribing.resolve, 14),
+            (self.subscribing.claim, 10),
+            (self.subscribing.resolve, 14),
             (self._advance, 8),
             (self._seal, 4),
-            (self._subscribing.register, 4),
-            (self._subscribing.follow, 8),
-            (self._subscribing.release, 2),
-            (self._subscribing.unregister, 1),
+            (self.subscribing.register, 4),
+            (self.subscribing.follow, 8),
+            (self.subscribing.release, 2),
+            (self.subscribing.unregister, 1),
             (self._flush, 3),
             (self._restart, 5 if self.profile.transacts else 1),
             (self._crash, 2 if self._only_stages else 1),
@@ -145,12 +145,12 @@ class World:
         """Do these operations, each followed by every job that is due then; nothing is sealed but by the settings."""
         known = {
             "push": self._push,
-            "register": self._subscribing.register_all,
-            "claim": self._subscribing.claim,
-            "resolve": self._subscribing.resolve,
+            "register": self.subscribing.register_all,
+            "claim": self.subscribing.claim,
+            "resolve": self.subscribing.resolve,
         }
         for operation in operations:
-            {**known, "follow": self._subscribing.follow}[operation]()
+            {**known, "follow": self.subscribing.follow}[operation]()
             self.jobs.start()
             self.clock.now_ns += self.settings.progress_flush_interval_ns
             self.jobs.finish_all()
@@ -232,7 +232,7 @@ class World:
         lost = {c.segment_seq for c in chosen if c.eviction_class in (EvictionClass.UNPROCESSED, EvictionClass.CLAIMED)}
         for segment_seq in lost:
             self.ledger.drop(segment_seq, self.ticketed(self.engine.progress.ticket))
-        self._subscribing.lose(lost)
+        self.subscribing.lose(lost)
 
     def _press(self) -> None:
         """Move the node near its size cap, or away from it: near it, a spare log file that nothing needs is deleted."""
@@ -241,7 +241,7 @@ class World:
     def _age(self) -> None:
         """Long enough for segments to be compacted, or scrubbed; nobody holds a claim as long as that."""
         self.jobs.finish()
-        self._subscribing.release_all()
+        self.subscribing.release_all()
         self.clock.now_ns += self.random.choice((COMPACTION_AGE_NS, SCRUB_AGE_NS))
 
     def _advance(self) -> None:
@@ -303,7 +303,7 @@ class World:
         self.clock.now_ns += SECOND_NS
         self.engine.seal_now()
         self.jobs.finish_all()
-        self._subscribing.end_claims()
+        self.subscribing.end_claims()
         if not self.has_faults:
             self.compare()
 
@@ -348,7 +348,7 @@ class World:
         self.engine.close()
         self._attach(self.disk)
         self.start()
-        self._subscribing.forget()
+        self.subscribing.forget()
         if not self.has_faults:
             self.compare()
 
@@ -359,7 +359,7 @@ class World:
         mode = self.random.choice(list(CrashMode))
         at = self.calls
         self.jobs.abandon()
-        self._subscribing.forget()
+        self.subscribing.forget()
         self._tickets.clear()
         self.doomed.clear()
         self._attach(self.disk.crash(mode, self.random.randrange(1 << 30)))

@@ -19,6 +19,7 @@ from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client.targets import Key
 from quiver_actors.node.worker import easing as easing_module
 from quiver_actors.node.worker import ingest as ingest_module
+from quiver_actors.node.worker import lone_lane as lone_lane_module
 from quiver_actors.node.worker.budgets import Budget
 from quiver_actors.node.worker.connection import Connection
 from quiver_actors.node.worker.host import EngineHost
@@ -40,7 +41,7 @@ ARENA_BYTES = 1 << 20
 
 def clocks_of(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let hosts read that clock from now on."""
-    for module in (easing_module, ingest_module):
+    for module in (easing_module, ingest_module, lone_lane_module):
         monkeypatch.setattr(module, "monotonic_ns", clock.monotonic_ns)
 
 
@@ -147,6 +148,28 @@ class HostBench:
         self.host.staging.push(self.session, m.StagePush(**values, stage=stage), self.clock.now_ns)
         self.host.touch()
 
+    def push_alone(self, number: int, rows: int = 5) -> bool:
+        """One bundle, by the lane if that takes it; returns whether it does."""
+        push = self._placed([{0: numbered_batch(number, rows)}], number)
+        _, crc, _, items, _, _, row_count = m.ENTRY_ROW.unpack(push.entries)
+        handle, _, payload, _, schema_bytes, metadata, body, _ = m.SLOT_ROW.unpack(push.slots)
+        padding = payload - schema_bytes - metadata - body - 8
+        place = push.offset, push.end_position, push.length
+        fields = 0, 0, 0, padding, crc, number, *place, handle, row_count, metadata, 0, items
+        known = self.session.schemas.lone[handle]
+        assert known is not None
+        is_taken = self.host.lone.push(self.session, known[1], fields, self.clock.now_ns)
+        if not is_taken:
+            self._push(push)
+        return is_taken
+
+    def commit(self) -> None:
+        """Carry out the commit that is out, and take it back, without a turn of the host."""
+        job, finished = self.jobs.popleft()
+        assert isinstance(job, CommitJob)
+        job.run()
+        finished()
+
     def push_keyed(self, first: int, last: int, tag: int) -> None:
         """Bundles of the producer `p`, whose number is their key, in one message."""
         numbers = range(first, last + 1)
@@ -174,8 +197,8 @@ class HostBench:
         self.host.touch()
         self.settle()
 
-    def subscribe(self, credit: int = 1000) -> None:
-        self.host.deliveries.register(self.session, m.Register(1, "default", "s", "earliest"))
+    def subscribe(self, credit: int = 1000, terms: m.Terms | None = None) -> None:
+        self.host.deliveries.register(self.session, m.Register(1, "default", "s", "earliest", terms or m.Terms()))
         self.host.deliveries.credit(self.session, m.Credit("default", "s", credit))
         self.host.touch()
         self.run_for(SECOND_NS)

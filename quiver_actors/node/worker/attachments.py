@@ -15,7 +15,7 @@ from quiver_actors.base.protocol.messages import GroupTerms, Register, Terms
 from quiver_actors.base.rights import User
 from quiver_actors.errors import UsageError
 from quiver_actors.node.worker.session import Session
-from quiver_actors.store.subscriber.claim_order import ORDERS
+from quiver_actors.store.subscriber.claim_order import OLDEST, ORDERS
 from quiver_actors.store.subscriber.grants import BACKFILL_CYCLE
 from quiver_actors.store.subscriber.outcomes import EXHAUSTED_TARGETS
 
@@ -40,6 +40,8 @@ class Attachment:
     """Whether the next bundle in order is of a segment whose file on the cold disk is not open yet."""
     is_window_full: bool = False
     """Whether the connection holds as much as its terms allow, and has credit for more."""
+    takes_next: bool = False
+    """Whether its next bundle is the oldest one, whatever else it holds, and the connection is of the node's own user."""
 
     @property
     def credit(self) -> int:
@@ -60,6 +62,8 @@ class Attachments:
         """Terms by subscriber, from the newest Register of a user who may set them."""
         self.set_by: dict[str, User] = {}
         """User who set the terms of a subscriber; only users other than the worker's own."""
+        self.only: Attachment | None = None
+        """The attachment, if there is exactly one."""
         self._detached: dict[str, tuple[int, int]] = {}
         """(monotonic, UNIX) time since when nobody is attached to a subscriber."""
         self._started = (clock.monotonic_ns(), clock.unix_ns())
@@ -107,7 +111,10 @@ class Attachments:
             attachment = self._by_connection[session, subscriber] = Attachment(session, subscriber)
             self._in_turn.append(attachment)
             self._of_subscriber.setdefault(subscriber, []).append(attachment)
+            self._note_only()
         attachment.terms = terms
+        has_window = terms.max_in_flight_bundles or terms.max_in_flight_bytes
+        attachment.takes_next = session.guest is None and terms.order == OLDEST and not has_window
         attachment.reads_archive = reads_archive
 
     def tell_terms(self, topic: str, joiner: Session, message: Register, before: Terms | None, now_ns: int) -> None:
@@ -152,6 +159,7 @@ class Attachments:
         self._by_connection.clear()
         self._in_turn.clear()
         self._of_subscriber.clear()
+        self._note_only()
 
     def windows_full(self, subscriber: str) -> int:
         """Connections that could have more but for the window of their terms."""
@@ -184,6 +192,10 @@ class Attachments:
         others.remove(attachment)
         if not others:
             del self._of_subscriber[attachment.subscriber]
+        self._note_only()
+
+    def _note_only(self) -> None:
+        self.only = self._in_turn[0] if len(self._in_turn) == 1 else None
 
 
 def shared_part(terms: Terms) -> tuple[object, ...]:

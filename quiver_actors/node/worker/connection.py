@@ -81,6 +81,9 @@ class ClientConnection(Protocol):
     def send_frame(self, frame: bytes) -> bool:
         """Send a whole frame at once; False: it is queued, and the next `flush()` sends it."""
 
+    def send_at_once(self, message: Message) -> bool:
+        """Send a message; False: it is queued, and the next `flush()` sends it."""
+
     def send_with_descriptor(self, message: Message, descriptor: int) -> None:
         """Queue a message with a descriptor, which the connection owns from now on."""
 
@@ -217,6 +220,10 @@ class Connection:
             self._pieces.append(_Piece())
         self._pieces[-1].data += frame
         self.unsent_bytes += len(frame)
+
+    def send_at_once(self, message: Message) -> bool:
+        """Send a message as `send_frame` sends its frame."""
+        return self.send_frame(encode_frame(message))
 
     def send_with_descriptor(self, message: Message, descriptor: int) -> None:
         """Queue a frame that carries a descriptor, which is closed once it is sent or the connection ends."""

@@ -11,6 +11,7 @@ Owner: the loop thread. Invariants:
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.metrics.latency import Histogram
 from quiver_actors.base.protocol.messages import Deliver, Gap, SegmentArchived, SegmentOpened, SegmentRetired, Withdrawn
+from quiver_actors.base.protocol.places import PLACE
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import QuiverError
 from quiver_actors.node.worker.attachments import Attachment, Attachments
@@ -27,10 +29,12 @@ from quiver_actors.store.engine import Engine
 from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
 from quiver_actors.store.engine.events import LeftDisk, Retired
 from quiver_actors.store.subscriber.claim_order import OLDEST
-from quiver_actors.store.subscriber.grants import Grant
+from quiver_actors.store.subscriber.grants import ONCE, Grant
+from quiver_actors.store.wal.log import Log
 
 UNREADABLE_DELAY_NS = SECOND_NS
 """When bundles of a segment that could not be opened or read are tried again."""
+_INDEX = struct.Struct("<I")
 _LATENCIES_MAX = 64
 """Segments whose next delivery is waited for."""
 
@@ -164,6 +168,35 @@ class Dispatcher:
             return False
         self.wake()
         self._note_readable(segment_seq)
+        return True
+
+    def pass_on(self, log: Log, item_count: int) -> bool:
+        """Deliver the bundle of a log that has just become durable to the only consumer, if that waits with credit and nothing else is new:
+        `shown` and `deliver` with fewer calls. False: nothing has happened, and they have to be called.
+
+        Args:
+            item_count: of that bundle.
+        """
+        attachment, segment_seq = self._attachments.only, log.identity.segment_seq
+        if attachment is None or not attachment.takes_next or attachment.given >= attachment.credit_total:
+            return False
+        session, subscriber = attachment.session, attachment.subscriber
+        if self._all_are_due or self._due or not self.is_open or attachment.awaits_cold:
+            return False
+        if session.connection.unsent_bytes or (self._topic, segment_seq) not in session.announced_logs:
+            return False
+        readable_ns = self._clock.monotonic_ns()
+        live = self._engine.readable_end.show_to(log, subscriber, session)
+        if live is None:
+            return False
+        size_bytes, lease_ns = live.held_bytes, live.lease_until_ns
+        place = PLACE.pack(log.synced_end - size_bytes, size_bytes, item_count)
+        index = _INDEX.pack(live.start)
+        session.send_at_once(Deliver(self._topic, subscriber, segment_seq, index, live.token, ONCE, lease_ns, 0, place))
+        attachment.given += 1
+        self._live.add(segment_seq)
+        readable_ns = self._readable_ns.pop(segment_seq, readable_ns)
+        self._latency.observe(self._clock.monotonic_ns() - readable_ns)
         return True
 
     def sealed(self, segment_seq: int) -> None:

@@ -113,20 +113,28 @@ class LoneLane:
             self._host.touch_push()
         return True
 
-    def finished(self, _: LoneCommit) -> None:
-        """Take back a commit that succeeded. Only the sender of the push waits for it, unless other pushes have come meanwhile."""
-        engine = self._engine
+    def finished(self, commit: LoneCommit) -> None:
+        """Take back a commit that succeeded. Only the sender of the push waits for it, and then perhaps one consumer, unless other pushes
+        have come meanwhile."""
+        engine, host, log = self._engine, self._host, commit.steps[0][0]
         engine.group_commit.finish_lone()
-        shown = engine.readable_end.advance() if engine.progress.registry.states else ()
         is_more = not self._acknowledge()
-        self._run_queue.note_activity(self._host)
-        for event in shown:
+        self._run_queue.note_activity(host)
+        if engine.progress.registry.states:
+            if is_more or not self._dispatcher.pass_on(log, engine.intake.item_count):
+                self._show()
+            elif host.deadline_ns is None or host.deadline_ns > monotonic_ns() + CARE_NS:
+                host.touch_push()  # the lease that has begun has an end
+        if is_more:
+            self._run_queue.note_commit(host)
+            self._ingest.acknowledge()
+            host.touch_push()
+
+    def _show(self) -> None:
+        """Let subscribers have what is durable now, in a turn."""
+        for event in self._engine.readable_end.advance():
             if isinstance(event, Shown) and self._dispatcher.shown(event.segment_seq):
                 self._host.touch_push()
-        if is_more:
-            self._run_queue.note_commit(self._host)
-            self._ingest.acknowledge()
-            self._host.touch_push()
 
     def _acknowledge(self) -> bool:
         """Answer the push, if it came from a session. False: others wait, and nothing was answered."""

@@ -221,6 +221,11 @@ class Session:
         self.connection.send_with_descriptor(message, descriptor)
         self.unsent.add(self)
 
+    def send_at_once(self, message: Message) -> None:
+        """Send a message, now if nothing waits in front of it. A closed session drops it."""
+        if self.state is not _CLOSED and not self.connection.send_at_once(message):
+            self.unsent.add(self)
+
     def send_frame(self, frame: bytes) -> None:
         """Send a whole frame, now if nothing waits in front of it. A closed session drops it."""
         if self.state is not _CLOSED and not self.connection.send_frame(frame):

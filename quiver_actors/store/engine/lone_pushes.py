@@ -31,7 +31,7 @@ class LonePushes(Intake):
     """The intake of one engine, which also takes pushes that travel alone.
 
     Attributes:
-        segment_seq, bundle_index, sequence: of the bundle that was taken alone last.
+        segment_seq, bundle_index, sequence, item_count: of the bundle that was taken alone last.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class LonePushes(Intake):
         """
         super().__init__(place, clock, condition, numbers, logs, producers)
         self.segment_seq = self.bundle_index = self.sequence = 0
+        self.item_count = -1
         self._group_commit = group_commit
 
     def take_lone(
@@ -85,7 +86,7 @@ class LonePushes(Intake):
             return None
         builder = log.builder
         self.segment_seq, self.bundle_index = builder.segment_seq, builder.bundle_count
-        self.sequence = log.sequence_end
+        self.sequence, self.item_count = log.sequence_end, item_count
         clock = self._clock
         try:
             log.write_lone(

@@ -17,18 +17,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quiver_actors.base.clock import Clock
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.protocol.places import PLACE
 from quiver_actors.errors import DiskError, NotStored
 from quiver_actors.store.disk.held import lock_for_reader, unlock_for_guest
 from quiver_actors.store.disk.protocol import DiskFile
 from quiver_actors.store.engine.events import Event, Shown
+from quiver_actors.store.subscriber.grants import Live
+from quiver_actors.store.subscriber.lone_claims import claim_shown
 from quiver_actors.store.subscriber.sizes import OpenSizes
 from quiver_actors.store.wal.layout import HEADER_BYTES
 
 if TYPE_CHECKING:
     from quiver_actors.store.engine.log_queue import LogQueue
     from quiver_actors.store.engine.progress import Progress
+    from quiver_actors.store.engine.unchecked import Unchecked
     from quiver_actors.store.wal.log import Log
 
 _PLACE = np.dtype([("offset", "<u8"), ("size_bytes", "<u4"), ("item_count", "<i8")])
@@ -54,14 +58,19 @@ class ReadableEnd:
         self,
         logs: LogQueue,
         progress: Progress,
+        unchecked: Unchecked,
+        clock: Clock,
         first_publishing: Callable[[], int | None],
     ) -> None:
         """
         Args:
+            unchecked: the segments that wait for their check.
             first_publishing: says the lowest segment number that a publish under way has taken.
         """
         self._logs = logs
         self._registry = progress.registry
+        self._unchecked = unchecked
+        self._clock = clock
         self._first_publishing = first_publishing
         self._open: dict[int, OpenSegment] = {}
         """The logs of which something is shown, by segment number."""
@@ -86,6 +95,33 @@ class ReadableEnd:
                 break
         return shown
 
+    def show_to(self, log: Log, subscriber: str, owner: object) -> Live | None:
+        """Show the bundle of a log that has just become durable, and claim it for `owner`, a consumer of the only subscriber: `advance` and
+        a claim, with fewer calls. None: nothing has happened, as more than that is to be done.
+
+        Args:
+            owner: as of `claim_shown`.
+        """
+        segment_seq = log.identity.segment_seq
+        opened, state = self._open.get(segment_seq), self._registry.states.get(subscriber)
+        if opened is None or state is None or len(self._registry.states) > 1 or self._unchecked.segment_seqs:
+            return None
+        ends = opened.sizes.ends
+        bundle_count = len(ends)
+        if (
+            # Where something of the log is shown, so is everything in front of it, and no publish in front of it is under way.
+            bundle_count == 1
+            or log.builder.bundle_count != bundle_count
+            or log.synced_sequence - log.identity.first_sequence != bundle_count
+        ):
+            return None
+        end = log.synced_end - HEADER_BYTES
+        now_ns = self._clock.monotonic_ns()
+        live = claim_shown(state, segment_seq, bundle_count - 1, end - ends[-1], owner, now_ns)
+        if live is not None:
+            ends.append(end)
+        return live
+
     def retired(self, logs: Sequence[Log]) -> None:
         """Open logs that the commit which was just taken back has retired, some of them as it published them: no seal has begun yet.
         Otherwise their bundles, which are acknowledged now, could not be read before the seal is done, also by those who are no
@@ -103,7 +139,7 @@ class ReadableEnd:
             return False
         for size_bytes in log.builder.byte_counts(first, bundle_count):
             ends.append(ends[-1] + size_bytes)
-        self._registry.grow_segment(log.segment_seq, bundle_count, opened.sizes)
+        self._registry.grow_segment(log.segment_seq, opened.sizes)
         return True
 
     def _can_show(self, log: Log) -> bool:

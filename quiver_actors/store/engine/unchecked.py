@@ -15,30 +15,33 @@ from quiver_actors.store.subscriber.progress_state import Position
 class Unchecked:
     """Segment numbers, lowest first; none comes back.
 
+    Attributes:
+        segment_seqs: the numbers; nobody else changes them.
+
     Args:
         segment_seqs: the segments that the start found.
         bundle_count: says how many bundles a segment has, as its footer says; 0 if nobody knows.
     """
 
     def __init__(self, segment_seqs: Iterable[int], bundle_count: Callable[[int], int]) -> None:
-        self._segment_seqs = dict.fromkeys(sorted(segment_seqs))
+        self.segment_seqs = dict.fromkeys(sorted(segment_seqs))
         self._bundle_count = bundle_count
         self._first_owed: dict[str, tuple[SubscriberState, int | None]] = {}
         """The lowest unchecked segment that each subscriber is owed, None for none. It only rises for the same state."""
 
     def __len__(self) -> int:
-        return len(self._segment_seqs)
+        return len(self.segment_seqs)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._segment_seqs)
+        return iter(self.segment_seqs)
 
     def __contains__(self, segment_seq: object) -> bool:
-        return segment_seq in self._segment_seqs
+        return segment_seq in self.segment_seqs
 
     def remove(self, segment_seq: int) -> None:
         """Take a segment out: it is checked, it is gone, or nobody waits for it any longer."""
-        self._segment_seqs.pop(segment_seq, None)
-        if not self._segment_seqs:
+        self.segment_seqs.pop(segment_seq, None)
+        if not self.segment_seqs:
             self._first_owed.clear()
 
     def limit(self, state: SubscriberState) -> Position | None:
@@ -48,13 +51,13 @@ class Unchecked:
 
     def first_owed(self, state: SubscriberState) -> int | None:
         """Return the lowest unchecked segment that the subscriber is owed, as far as anybody knows."""
-        if not self._segment_seqs:
+        if not self.segment_seqs:
             return None
         known, first = self._first_owed.get(state.subscriber, (None, -1))
         if known is not state:
             first = -1
-        if first is not None and not (first in self._segment_seqs and self._is_owed(state, first)):
-            first = next((seq for seq in self._segment_seqs if self._is_owed(state, seq)), None)
+        if first is not None and not (first in self.segment_seqs and self._is_owed(state, first)):
+            first = next((seq for seq in self.segment_seqs if self._is_owed(state, seq)), None)
             self._first_owed[state.subscriber] = state, first
         return first
 
@@ -64,7 +67,7 @@ class Unchecked:
         first = min((seq for seq in owed if seq is not None and seq not in under_rescue), default=None)
         if first is not None:
             return first
-        return next((seq for seq in self._segment_seqs if seq not in under_rescue), None)
+        return next((seq for seq in self.segment_seqs if seq not in under_rescue), None)
 
     def _is_owed(self, state: SubscriberState, segment_seq: int) -> bool:
         progress = state.progress

@@ -58,6 +58,14 @@ def first_unresolved(bitmap: bytes) -> int:
     return (~bits & (bits + 1)).bit_length() - 1
 
 
+def unresolved_in(bitmap: bytes, start: int, stop: int) -> int:
+    """Return how many of the bundles in `start..stop` are not resolved."""
+    if start >= stop:
+        return 0
+    bits = bits_of(bitmap) >> start & ((1 << stop - start) - 1)
+    return stop - start - bits.bit_count()
+
+
 def unresolved_runs(bitmap: bytes, bundle_count: int) -> Runs:
     """The bundles that are not resolved, as (first index, count), ascending."""
     # Full length first: from an empty array numpy unpacks whatever the memory held before.

@@ -12,7 +12,6 @@ Bulk work is done on slices by bytes and numpy operations, because a Python step
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Sequence
 
@@ -20,26 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quiver_actors.store.subscriber import bitmap as bitmaps
+from quiver_actors.store.subscriber import state_bytes
 from quiver_actors.store.subscriber.bundle_runs import HeldRun, Resolved, as_run
 from quiver_actors.store.subscriber.claim_room import Room
 from quiver_actors.store.subscriber.sizes import BundleSizes, OpenSizes, Sizes
-from quiver_actors.store.subscriber.transitions import BundleEvent, BundleState, advance
-
-# Plain ints: an operation on a member of an IntEnum costs three times as much, and these are in every step.
-_PENDING = int(BundleState.PENDING)
-_DEFERRED = int(BundleState.DEFERRED)
-_EXHAUSTED = int(BundleState.EXHAUSTED)
-_BLOCKED = int(BundleState.BLOCKED)
-_ACKED = int(BundleState.ACKED)
-_CLAIMED = int(advance(BundleState.PENDING, BundleEvent.CLAIM))
-_AFTER_DUE = int(advance(BundleState.DEFERRED, BundleEvent.DUE))
-_CLAIMABLE_BY_REFERENCE = frozenset([_PENDING, _DEFERRED, _BLOCKED])
-
-_PENDING_BYTE = bytes((_PENDING,))
-_CLAIMED_BYTE = bytes((_CLAIMED,))
-
-_PENDING_RUN = re.compile(b"%c*" % _PENDING)
-_UNRESOLVED = re.compile(b"[%c-%c]" % (_PENDING, _ACKED - 1))
+from quiver_actors.store.subscriber.state_bytes import ACKED, CLAIMED, CLAIMED_BYTE, PENDING, PENDING_RUN, UNRESOLVED
 
 GIVEN_BACK = 1 << 63
 TOKEN_MASK = GIVEN_BACK - 1
@@ -115,7 +99,7 @@ class BundleStates:
                 self._tokens.frombytes(bytes(8 * more))
                 self._counts = np.concatenate([self._counts, np.zeros(more, dtype=np.uint16)])
             for index in bitmaps.indexes(resolved):
-                self._states[first + index] = _ACKED
+                self._states[first + index] = ACKED
             # Its length follows the count.
             self._bitmap_is_current = False
         elif self._bitmap or resolved:
@@ -141,24 +125,37 @@ class BundleStates:
         if not self._states:
             self._wake()
         states = self._states
-        first = states.find(_PENDING, start, end)
+        first = states.find(PENDING, start, end)
         if first < 0:
             return range(end, end)
         limit = room.bundles if room.bytes is None else room.limit(self.sizes.fitting_from(first, room.bytes))
-        found = _PENDING_RUN.match(states, first, min(end, first + limit))
+        found = PENDING_RUN.match(states, first, min(end, first + limit))
         return self._grant(range(first, found.end() if found else first), token)
+
+    def claim_shown(self, index: int, token: int) -> bool:
+        """Add one bundle behind those that are here, and claim it at once. False: nothing has happened, as it takes `grow` and `claim`."""
+        if index != self.bundle_count or index >= len(self._states):
+            return False
+        self.bundle_count = index + 1
+        self._states[index] = CLAIMED
+        self._tokens[index] = token
+        self._counts[index] = 1
+        self._claims_uncounted -= self._claims_uncounted > 0
+        self.claimed_count += 1
+        self._bitmap_is_current = False
+        return True
 
     def claim_newest(self, start: int, end: int, room: Room, token: int) -> range:
         """Claim the last run of pending bundles in `start..end`, as far as there is room: empty and behind the start if there is none."""
         if not self._states:
             self._wake()
         states = self._states
-        last = states.rfind(_PENDING, start, end)
+        last = states.rfind(PENDING, start, end)
         if last < 0:
             return range(start, start)
         limit = room.bundles if room.bytes is None else room.limit(self.sizes.fitting_up_to(last, room.bytes))
         lowest = max(start, last + 1 - limit)
-        behind = states[lowest : last + 1].rstrip(_PENDING_BYTE)
+        behind = states[lowest : last + 1].rstrip(state_bytes.PENDING_BYTE)
         return self._grant(range(lowest + len(behind), last + 1), token)
 
     def claim_one(self, index: int, token: int) -> int | None:
@@ -166,22 +163,22 @@ class BundleStates:
         if not self._states:
             self._wake()
         was = self._states[index]
-        if was not in _CLAIMABLE_BY_REFERENCE:
+        if was not in state_bytes.CLAIMABLE_BY_REFERENCE:
             return None
-        self.deferred_count -= was == _DEFERRED
-        self.blocked_count -= was == _BLOCKED
+        self.deferred_count -= was == state_bytes.DEFERRED
+        self.blocked_count -= was == state_bytes.BLOCKED
         self._grant(range(index, index + 1), token)
         return was
 
     def _grant(self, run: range, token: int) -> range:
         first, size = run.start, len(run)
         if size == 1:
-            self._states[first] = _CLAIMED
+            self._states[first] = CLAIMED
             self._tokens[first] = token
             if self._counts[first] < DELIVERIES_MAX:
                 self._counts[first] += 1
         else:
-            self._states[first : run.stop] = _CLAIMED_BYTE * size
+            self._states[first : run.stop] = CLAIMED_BYTE * size
             self._tokens[first : run.stop] = array("Q", (token,)) * size
             counts = self._counts[first : run.stop]
             if self._claims_uncounted:
@@ -211,7 +208,7 @@ class BundleStates:
         if (
             run
             and run.stop <= self.bundle_count
-            and states[run.start : run.stop] == _CLAIMED_BYTE * size
+            and states[run.start : run.stop] == CLAIMED_BYTE * size
             and tokens[run.start : run.stop] == array("Q", (token,)) * size
         ):
             return run, []
@@ -221,7 +218,7 @@ class BundleStates:
             if (
                 0 <= index < self.bundle_count
                 and tokens[index] == token
-                and states[index] == _CLAIMED
+                and states[index] == CLAIMED
                 and index not in found
             ):
                 found[index] = None
@@ -238,12 +235,12 @@ class BundleStates:
             for index in moved:
                 states[index] = target
         self.claimed_count -= count
-        if target >= _ACKED:
+        if target >= ACKED:
             self.resolved_count += count
             self._bitmap_is_current &= count == 0
-        elif target == _DEFERRED:
+        elif target == state_bytes.DEFERRED:
             self.deferred_count += count
-        elif target in (_EXHAUSTED, _BLOCKED):
+        elif target in (state_bytes.EXHAUSTED, state_bytes.BLOCKED):
             self.blocked_count += count
 
     def mark_given_back(self, indexes: Sequence[int], *, is_counted: bool = True) -> None:
@@ -279,7 +276,7 @@ class BundleStates:
         tokens = np.frombuffer(self._tokens, dtype=np.uint64)[start:stop]
         states = np.frombuffer(self._states, dtype=np.uint8)[start:stop]
         wanted = np.array([live.token for live in lives], dtype=np.uint64)
-        found = np.flatnonzero(np.isin(tokens, wanted) & (states == _CLAIMED)) + start
+        found = np.flatnonzero(np.isin(tokens, wanted) & (states == CLAIMED)) + start
         first, last = int(found[0]), int(found[-1])
         return range(first, last + 1) if last - first + 1 == len(found) else found.tolist()
 
@@ -290,19 +287,19 @@ class BundleStates:
         states, tokens = self._states, self._tokens
         count = 0
         for index in indexes:
-            if states[index] == _DEFERRED and tokens[index] & TOKEN_MASK == token:
-                states[index] = _AFTER_DUE
+            if states[index] == state_bytes.DEFERRED and tokens[index] & TOKEN_MASK == token:
+                states[index] = state_bytes.AFTER_DUE
                 count += 1
         self.deferred_count -= count
         return count
 
     def move_exhausted(self, index: int, target: int) -> bool:
         """Take an exhausted bundle to `target`: pending, blocked or resolved; False if it is not exhausted (any more)."""
-        if not self._states or self._states[index] != _EXHAUSTED:
+        if not self._states or self._states[index] != state_bytes.EXHAUSTED:
             return False
         self._states[index] = target
-        self.blocked_count -= target != _BLOCKED
-        if target >= _ACKED:
+        self.blocked_count -= target != state_bytes.BLOCKED
+        if target >= ACKED:
             self.resolved_count += 1
             self._bitmap_is_current = False
         return True
@@ -312,11 +309,11 @@ class BundleStates:
         if not self._states:
             self._wake()
         states = np.frombuffer(self._states, dtype=np.uint8)[start:stop]
-        claimed = np.frombuffer(self._tokens, dtype=np.uint64)[start:stop][states == _CLAIMED]
+        claimed = np.frombuffer(self._tokens, dtype=np.uint64)[start:stop][states == CLAIMED]
         tokens, held = np.unique(claimed, return_counts=True)
-        deferred = int(np.count_nonzero(states == _DEFERRED))
-        blocked = int(np.count_nonzero((states == _EXHAUSTED) | (states == _BLOCKED)))
-        unresolved = states < _ACKED
+        deferred = int(np.count_nonzero(states == state_bytes.DEFERRED))
+        blocked = int(np.count_nonzero((states == state_bytes.EXHAUSTED) | (states == state_bytes.BLOCKED)))
+        unresolved = states < ACKED
         count = int(np.count_nonzero(unresolved))
         states[unresolved] = target
         self.claimed_count -= int(claimed.size)
@@ -333,37 +330,29 @@ class BundleStates:
         if self._states:
             return self._states[index], self._tokens[index]
         is_resolved = self._bitmap and self._bitmap[index >> 3] >> (index & 7) & 1
-        return (_ACKED if is_resolved else _PENDING), 0
+        return (ACKED if is_resolved else PENDING), 0
 
     def first_unresolved(self) -> int:
         """Index of the oldest bundle that is not resolved; the bundle count if all are."""
         if not self._states:
             return bitmaps.first_unresolved(self._bitmap) if self._bitmap else 0
         # Resolved is for ever, so the search goes on where the last one ended.
-        found = _UNRESOLVED.search(self._states, self._oldest_hint, self.bundle_count)
+        found = UNRESOLVED.search(self._states, self._oldest_hint, self.bundle_count)
         self._oldest_hint = found.start() if found else self.bundle_count
         return self._oldest_hint
 
     def first_pending(self, start: int) -> int:
         """Index of the first pending bundle from `start` on; the bundle count if there is none."""
         if self._states:
-            found = self._states.find(_PENDING, start, self.bundle_count)
+            found = self._states.find(PENDING, start, self.bundle_count)
             return found if found >= 0 else self.bundle_count
         missing = ~(bitmaps.bits_of(self._bitmap) >> start)
         return min(self.bundle_count, start + (missing & -missing).bit_length() - 1)
 
-    def unresolved_in(self, start: int, stop: int) -> int:
-        """How many of the bundles in `start..stop` are not resolved."""
-        stop = min(stop, self.bundle_count)
-        if start >= stop:
-            return 0
-        bits = bitmaps.bits_of(self.bitmap()) >> start & ((1 << stop - start) - 1)
-        return stop - start - bits.bit_count()
-
     def bitmap(self) -> bytes:
         """The resolved bundles as a bitmap of full length."""
         if not self._bitmap_is_current:
-            resolved = np.frombuffer(self._states, dtype=np.uint8)[: self.bundle_count] >= _ACKED
+            resolved = np.frombuffer(self._states, dtype=np.uint8)[: self.bundle_count] >= ACKED
             packed = np.packbits(resolved, bitorder="little").tobytes()
             self._bitmap = packed.ljust(bitmaps.word_count(self.bundle_count) * 8, b"\0")
             self._bitmap_is_current = True
@@ -375,7 +364,7 @@ class BundleStates:
             self.sizes = BundleSizes(self._mean_bytes)
         if not self._states or self.claimed_count or self.deferred_count or self.blocked_count:
             return
-        unresolved = np.frombuffer(self._states, dtype=np.uint8) < _ACKED
+        unresolved = np.frombuffer(self._states, dtype=np.uint8) < ACKED
         if self._counts[unresolved].any():
             return
         self._bitmap = self.bitmap() if self.resolved_count else b""
@@ -392,7 +381,7 @@ class BundleStates:
         if self._bitmap:
             bits = np.unpackbits(np.frombuffer(self._bitmap, np.uint8), count=self.bundle_count, bitorder="little")
             # How a bundle was resolved is not durable: any resolved state will do.
-            np.frombuffer(self._states, dtype=np.uint8)[:] = bits * np.uint8(_ACKED)
+            np.frombuffer(self._states, dtype=np.uint8)[:] = bits * np.uint8(ACKED)
 
 
 _NO_COUNTS: npt.NDArray[np.uint16] = np.zeros(0, dtype=np.uint16)

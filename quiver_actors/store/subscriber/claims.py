@@ -50,6 +50,7 @@ class SubscriberState:
 
     Attributes:
         subscriber: its id.
+        attention: of the registry.
         counts: its deliveries and their outcomes.
         progress: what it has resolved.
         gaps: the notices of what it has lost.
@@ -69,17 +70,17 @@ class SubscriberState:
     ) -> None:
         self.subscriber = subscriber
         self.counts = DeliveryCounts()
-        self._attention: Attention[SubscriberState] = attention or Attention()
+        self.attention: Attention[SubscriberState] = attention or Attention()
         # By name: whom the parts tell of changes and claims must not keep this object alive.
-        self._note_change = partial(self._attention.changed.setdefault, subscriber)
+        self._note_change = partial(self.attention.changed.setdefault, subscriber)
         self.progress = ProgressState(
-            version, self._note_change, partial(self._attention.completing.setdefault, subscriber)
+            version, self._note_change, partial(self.attention.completing.setdefault, subscriber)
         )
         self.gaps = GapLedger(version)
         self.gaps.changes.on_change = self._note_change
         self._tokens = tokens or TokenSource()
         self.order = ClaimOrder(self.progress.segments, self._tokens, sizes_of)
-        self.leases = Leases(self._tokens, partial(self._attention.note_withdrawn, subscriber))
+        self.leases = Leases(self._tokens, partial(self.attention.note_withdrawn, subscriber))
         self.aside = SetAside(self.progress.segments)
 
     def __repr__(self) -> str:
@@ -108,7 +109,7 @@ class SubscriberState:
     def note_lease(self, now_ns: int) -> None:
         """Ask to be looked at when leases that begin now end."""
         if self.leases.lease_ns:
-            self._attention.call_at(self, now_ns + self.leases.lease_ns)
+            self.attention.call_at(self, now_ns + self.leases.lease_ns)
 
     # --- segments ----------------------------------------------------------------------------------------------------------
 
@@ -187,11 +188,10 @@ class SubscriberState:
     def _grant(self, owner: object, claimed: Iterable[Live], now_ns: int) -> list[Grant]:
         """Give the claimed bundles to the owner."""
         leases = self.leases
-        holder = leases.owner(owner)
         granted = []
         for live in claimed:
             if live.held:
-                grant = leases.grant(live, owner, holder, now_ns)
+                grant = leases.grant(live, owner, now_ns)
                 self.counts.note_delivered(live.held, first_deliveries(grant.counts))
                 granted.append(grant)
         if granted:
@@ -281,7 +281,7 @@ class SubscriberState:
         again = set_aside(live.segment_seq, states, moved)
         if delay_ns > 0:
             self.aside.defer(live.segment_seq, states, live.token, again, now_ns + delay_ns)
-            self._attention.call_at(self, now_ns + delay_ns)
+            self.attention.call_at(self, now_ns + delay_ns)
         else:
             self._make_pending(live.segment_seq, states, again)
         self.leases.count_off(live, len(moved), states.sizes.of(moved))

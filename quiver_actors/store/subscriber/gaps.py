@@ -85,6 +85,7 @@ class GapLedger:
     Attributes:
         next_notice: the number of the next notice.
         changes: what a flush must make durable of them.
+        free: heap of (position, notice) of the untold notices that no owner has, and of some that are no longer that.
     """
 
     def __init__(self, version: int = 0, next_notice: int = 1, notices: Iterable[GapNotice] = ()) -> None:
@@ -99,8 +100,7 @@ class GapLedger:
         self._withdrawn: dict[int, tuple[int, GapNotice]] = {}
         """Withdrawn notices, with the version of the ledger that no longer has them."""
         self._told_count = 0
-        self._free: list[tuple[tuple[int, int], int]] = []
-        """Heap of (position, notice) of the untold notices that no owner has, and of some that are no longer that."""
+        self.free: list[tuple[tuple[int, int], int]] = []
         self._given: dict[int, GapNotice] = {}
         """The notices that an owner has and has not acknowledged."""
         self._retries: list[tuple[int, int]] = []
@@ -148,7 +148,7 @@ class GapLedger:
     def _hold(self, notice: GapNotice) -> None:
         self._notices[notice.notice] = notice
         if not notice.is_told:
-            heapq.heappush(self._free, (notice.position, notice.notice))
+            heapq.heappush(self.free, (notice.position, notice.notice))
 
     def covers(self, segment_seq: int) -> bool:
         """Whether some notice names bundles of that segment."""
@@ -160,11 +160,11 @@ class GapLedger:
 
     def next_untold(self) -> GapNotice | None:
         """The notice of the oldest bundles among those that are with no owner."""
-        while self._free:
-            notice = self._notices.get(self._free[0][1])
+        while self.free:
+            notice = self._notices.get(self.free[0][1])
             if notice is not None and not notice.is_told and notice.owner is None:
                 return notice
-            heapq.heappop(self._free)
+            heapq.heappop(self.free)
         return None
 
     def is_durable(self, notice: GapNotice) -> bool:
@@ -194,7 +194,7 @@ class GapLedger:
     def _take_back(self, notice: GapNotice) -> None:
         del self._given[notice.notice]
         notice.owner = None
-        heapq.heappush(self._free, (notice.position, notice.notice))
+        heapq.heappush(self.free, (notice.position, notice.notice))
 
     def due(self, now_ns: int) -> bool:
         """Take notices back from owners that have been silent for too long; returns whether there were any."""

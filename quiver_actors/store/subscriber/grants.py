@@ -13,7 +13,8 @@ from typing import NamedTuple
 from quiver_actors.store.subscriber.bundle_states import BundleStates
 from quiver_actors.store.subscriber.claim_room import Room
 
-_ONCE = array("H", [1]).tobytes()
+ONCE = array("H", [1]).tobytes()
+"""The delivery counts of one bundle that was never delivered before."""
 BACKFILL_CYCLE = 10
 """A backfill ratio says how many of this number of bundles are old ones."""
 
@@ -143,4 +144,4 @@ def backfill_share(bundles: int, ratio: int) -> int:
 
 def first_deliveries(counts: bytes) -> int:
     """Return how many of the delivery counts, a u16 array, are 1."""
-    return array("H", counts).count(1) if len(counts) > 2 else counts == _ONCE
+    return array("H", counts).count(1) if len(counts) > 2 else counts == ONCE

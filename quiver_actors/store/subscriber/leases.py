@@ -55,9 +55,16 @@ class Leases:
 
     # --- grants begin ------------------------------------------------------------------------------------------------------
 
-    def grant(self, live: Live, key: object, holder: Owner, now_ns: int) -> Grant:
+    def grant(self, live: Live, key: object, now_ns: int) -> Grant:
         """Give the owner what was claimed of one segment."""
-        token, lease_ns = live.token, self.lease_ns
+        self.hold(live, key, now_ns)
+        grant = Grant(live.segment_seq, live.indexes, live.token, live.counts, live.lease_until_ns)
+        live.indexes, live.counts = (), b""
+        return grant
+
+    def hold(self, live: Live, key: object, now_ns: int) -> None:
+        """Note that the owner holds what was claimed of one segment."""
+        token, lease_ns, holder = live.token, self.lease_ns, self._owners.get(key) or self.owner(key)
         live.owner, live.owner_key = holder, key
         self._live[token] = live
         holder.tokens.add(token)
@@ -67,9 +74,6 @@ class Leases:
         live.lease_until_ns = now_ns + lease_ns if lease_ns else 0
         if lease_ns:
             self._leased[token] = live
-        grant = Grant(live.segment_seq, live.indexes, token, live.counts, live.lease_until_ns)
-        live.indexes, live.counts = (), b""
-        return grant
 
     def _lease(self, live: Live, now_ns: int) -> None:
         live.lease_until_ns = now_ns + self.lease_ns if self.lease_ns else 0

@@ -254,7 +254,7 @@ class ProgressState:
                 continue
             first = start[1] if seq == start[0] else 0
             stop = end[1] if end is not None and seq == end[0] else states.bundle_count
-            count += states.unresolved_in(first, stop)
+            count += bitmaps.unresolved_in(states.bitmap(), first, min(stop, states.bundle_count))
         return count
 
     def oldest_unresolved(self) -> Position | None:

@@ -35,7 +35,7 @@ class _Segments:
 
     sealed: dict[int, tuple[int, int]]
     """Bundle counts and sizes in bytes."""
-    open: dict[int, tuple[int, OpenSizes]]
+    open: dict[int, OpenSizes]
     """Segments that are not sealed: how many of their bundles can be read, and how large these are."""
     lost: dict[int, Runs]
     """The bundles that are known to be lost, in the form that `give_up` takes."""
@@ -153,7 +153,8 @@ class SubscriberRegistry:
             bundle_count = state.progress.awaited.bundle_count(segment_seq)
             state.add_segment(segment_seq, bundle_count, bundle_count * state.progress.archived.mean_bytes)
         for segment_seq in sorted(self._segments.open):
-            state.grow_segment(segment_seq, *self._segments.open[segment_seq])
+            sizes = self._segments.open[segment_seq]
+            state.grow_segment(segment_seq, sizes.bundle_count, sizes)
         for segment_seq in sorted(self._segments.sealed):
             state.add_segment(segment_seq, *self._segments.sealed[segment_seq])
         for segment_seq in sorted([*self._segments.sealed, *self._segments.open]):
@@ -211,11 +212,12 @@ class SubscriberRegistry:
         for state in self:
             state.add_segment(segment_seq, bundle_count, size_bytes)
 
-    def grow_segment(self, segment_seq: int, bundle_count: int, sizes: OpenSizes) -> None:
-        """The first so many bundles of a segment that is not sealed can be read: every subscriber that is not past it is owed them."""
-        self._segments.open[segment_seq] = bundle_count, sizes
+    def grow_segment(self, segment_seq: int, sizes: OpenSizes) -> None:
+        """The bundles of a segment that is not sealed that have their sizes can be read: every subscriber that is not past it is owed them.
+        The sizes of those that follow are added to the same object."""
+        self._segments.open[segment_seq] = sizes
         for state in self.states.values():
-            state.grow_segment(segment_seq, bundle_count, sizes)
+            state.grow_segment(segment_seq, sizes.bundle_count, sizes)
 
     def give_up(
         self,

@@ -42,6 +42,11 @@ class OpenSizes:
     def __init__(self) -> None:
         self.ends = array("Q", (0,))
 
+    @property
+    def bundle_count(self) -> int:
+        """How many bundles of the segment can be read."""
+        return len(self.ends) - 1
+
     def of(self, indexes: Sequence[int]) -> int:
         """See `Sizes`."""
         ends = self.ends

@@ -129,12 +129,15 @@ class Pushing:
 class ProducerActor(Pushing):
     """Pushes, and takes the receipts. What was not answered may be stored or not. Now and then some bundles in a row travel alone."""
 
+    is_alone = False
+    """Whether all bundles travel alone."""
     _alone_left = 0
     """Number of the next pushes that travel alone."""
 
     def _begin(self) -> None:
         # A later life is another producer to the model: what an earlier one left unanswered may be stored or not.
         self._alone_left = self._alone_left - 1 if self._alone_left else self.world.random.choice((0, 12))
+        self._alone_left = self._alone_left or int(self.is_alone)
         self._keys = self._new_keys(f"{self.name}{self.lives}")[: 1 if self._alone_left else None]
         self._model = self.place.model
         batches = self._model.begin(self._keys)

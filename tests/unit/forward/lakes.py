@@ -23,11 +23,16 @@ NAME = "lake.numbers"
 
 def catalog(directory: Path) -> Catalog:
     # Each process of a test loads one library only: they are large.
-    from pyiceberg.catalog import load_catalog
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import create_engine
+    from sqlalchemy.pool import NullPool
 
-    return load_catalog(
-        "tests", type="sql", uri=f"sqlite:///{directory}/catalog.db", warehouse=f"file://{directory}/warehouse"
-    )
+    database = f"sqlite:///{directory}/catalog.db"
+    found = SqlCatalog("tests", uri=database, warehouse=f"file://{directory}/warehouse")
+    found.close()
+    # Each use closes its connection: nobody else closes a catalog that was handed over.
+    found.engine = create_engine(database, poolclass=NullPool)
+    return found
 
 
 class Lake(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from quiver_actors.base.widening import SchemaConflict
 from quiver_actors.errors import UnsupportedType, UsageError
-from quiver_actors.forward import Forwarder, OutOfOrder, PermanentFailure, TableMissing
+from quiver_actors.forward import Forwarder, IcebergTable, OutOfOrder, PermanentFailure, TableMissing
 from quiver_actors.forward.bundle_files import Origin
 from quiver_actors.forward.errors import CommitConflict
 from quiver_actors.forward.table_deliverer import TableDeliverer
@@ -258,3 +260,24 @@ def test_iceberg_keeps_positions_when_snapshots_expire(tmp_path: Path) -> None:
     with lake.deliverer(tmp_path, source) as deliverer:
         offer(deliverer, *(Stored(n) for n in range(3)))
     assert numbers(lake, tmp_path) == [0, 1, 2, 100]
+
+
+def test_a_catalog_that_was_named_is_closed_with_its_deliverer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyiceberg.utils.config import Config
+
+    database = tmp_path / "catalog.db"
+    monkeypatch.setenv("PYICEBERG_CATALOG__QUIVER__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__QUIVER__URI", f"sqlite:///{database}")
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    with IcebergTable("quiver", "lake.numbers", Owing()):
+        assert str(database) in opened_files()
+    assert str(database) not in opened_files()
+
+
+def opened_files() -> set[str]:
+    """The paths of all open descriptors."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return found

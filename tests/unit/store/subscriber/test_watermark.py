@@ -248,6 +248,17 @@ def test_delivery_counts_stop_at_what_fits(at_once: int) -> None:
     assert [states.count(index) for index in range(4)] == [65_535] * at_once + [0] * (4 - at_once)
 
 
+def test_the_claim_with_which_a_bundle_was_shown_counts_towards_what_fits() -> None:
+    states = BundleStates(2)
+    states.resolve_span(0, 2, 5)
+    states.grow(3)
+    assert states.claim_shown(3, 1)
+    states.set_claimed(range(3, 4), 0)
+    for token in range(2, 65_540):
+        states.set_claimed(states.claim(0, 4, Room(2, None), token), 0)
+    assert [states.count(index) for index in range(4)] == [0, 0, 65_535, 65_535]
+
+
 def test_start_in_the_open_segment_owes_only_what_follows() -> None:
     state = SubscriberState("sub")
     state.progress.start_at(7, 3)
