@@ -30,7 +30,7 @@ EDITS: tuple[Edit, ...] = (
     Edit(
         "skip the sync of a commit",
         _COMMITS_JOBS,
-        "                step.log.file.fdatasync()\n",
+        "                file.fdatasync()\n",
         "                pass\n",
         _POWER,
     ),
