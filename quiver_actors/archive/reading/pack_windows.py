@@ -35,6 +35,8 @@ class PackWindows:
         self._store = store
         self._lock = threading.Lock()
         self._windows: OrderedDict[tuple[str, int], _Window] = OrderedDict()
+        self._under_way: dict[tuple[str, int], threading.Event] = {}
+        """Windows that a thread is fetching; others that want them wait for it."""
 
     def read(self, key: str, start: int, end: int) -> bytes:
         """The bytes `[start, end)` of a pack; fewer where it ends before. Raises as `ObjectStore.get_ranges`."""
@@ -45,17 +47,31 @@ class PackWindows:
         return b"".join(found)
 
     def _read(self, key: str, number: int, start: int, end: int) -> bytes:
-        with self._lock:
-            known = self._windows.get((key, number))
-            if known is not None and not known.has_served(start, end):
-                self._windows.move_to_end((key, number))
-                known.served.append((start, end))
-                return known.content[start:end]
-        first = number * WINDOW_BYTES
-        content = bytes(self._store.get_ranges(key, [(first, first + WINDOW_BYTES)])[0])
-        with self._lock:
-            self._windows[key, number] = _Window(content, [(start, end)])
-            self._windows.move_to_end((key, number))
-            while len(self._windows) > WINDOWS_MAX:
-                self._windows.popitem(last=False)
+        place, done = (key, number), threading.Event()
+        while True:
+            with self._lock:
+                known = self._windows.get(place)
+                if known is not None and not known.has_served(start, end):
+                    self._windows.move_to_end(place)
+                    known.served.append((start, end))
+                    return known.content[start:end]
+                under_way = self._under_way.setdefault(place, done)
+            if under_way is done:
+                break
+            under_way.wait()
+        try:
+            content = self._fetched(key, number)
+            with self._lock:
+                self._windows[place] = _Window(content, [(start, end)])
+                self._windows.move_to_end(place)
+                while len(self._windows) > WINDOWS_MAX:
+                    self._windows.popitem(last=False)
+        finally:
+            with self._lock:
+                del self._under_way[place]
+            done.set()
         return content[start:end]
+
+    def _fetched(self, key: str, number: int) -> bytes:
+        first = number * WINDOW_BYTES
+        return bytes(self._store.get_ranges(key, [(first, first + WINDOW_BYTES)])[0])
