@@ -183,7 +183,7 @@ class Dispatcher:
         session, subscriber = attachment.session, attachment.subscriber
         if self._all_are_due or self._due or not self.is_open or attachment.awaits_cold:
             return False
-        if session.connection.unsent_bytes or (self._topic, segment_seq) not in session.announced_logs:
+        if session.connection.unsent_bytes or (self._topic, segment_seq) not in session.announced.logs:
             return False
         readable_ns = self._clock.monotonic_ns()
         live = self._engine.readable_end.show_to(log, subscriber, session)

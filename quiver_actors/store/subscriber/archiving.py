@@ -8,6 +8,7 @@ from quiver_actors.base.config import ArchiveSettings
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ONLOOKER_PREFIX
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.ranges import Runs
+from quiver_actors.store.subscriber import bitmap as bitmaps
 from quiver_actors.store.subscriber.claims import SubscriberState
 
 
@@ -72,10 +73,10 @@ def follow_to_archive(
     states = progress.segments.get(segment_seq)
     if states is None or segment_seq in progress.archived:
         return False
-    if lost is not None and not any(
-        states.unresolved_in(first, min(first + count, bundle_count)) for first, count in lost
-    ):
-        return False
+    if lost is not None:
+        resolved = states.bitmap()
+        if not any(bitmaps.unresolved_in(resolved, first, min(first + count, bundle_count)) for first, count in lost):
+            return False
     if not progress.archived.follow(segment_seq, bundle_count, size_bytes, progress.segments):
         return False
     progress.changes.note()
