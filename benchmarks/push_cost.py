@@ -6,7 +6,9 @@ RecordBatches, with the copy into the ring. Best of the repeats of a round: that
 Against, in the same run: `one-by-one`, a plan and a check for every bundle, which is how small or mixed messages travel; and `memcpy` of
 the same bytes for the copy.
 
-    python -m benchmarks.push_cost [--quick] [--json] [--rounds N]
+`sum` adds the four steps up. `--without PART` switches a part of the way of like bundles off (benchmarks/push_parts.py).
+
+    python -m benchmarks.push_cost [--quick] [--json] [--rounds N] [--without PART]
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from benchmarks.harness import Report, arguments, begun
+from benchmarks.harness import Report, begun, parser, read_options
 from benchmarks.ingest import Case, make_bundles
+from benchmarks.push_parts import PARTS
 from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.client.grouping import Grouping
 from quiver_actors.client.slots import Bundle, TopicSlots
@@ -131,13 +134,19 @@ def show(report: Report, name: str, pairs: list[tuple[float, float]]) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__)
+    found = parser(__doc__)
+    found.add_argument("--without", choices=PARTS, help="switch this part off")
+    options = read_options(found)
+    if options.without:
+        PARTS[options.without]()
     with begun(options) as (report, _):
         for case in CASES[:3] if options.quick else CASES:
             steps = measure(case, options.rounds, 5 if options.quick else 100)
             name = case.size_and_slots.removesuffix("/1slot")
             for step, pairs in steps.items():
                 show(report, f"cost/{name}/batch{case.per_call}/{step}", pairs)
+            sums = [{"us": sum(pair[0] for pair in of_round)} for of_round in zip(*steps.values(), strict=True)]
+            report.show_rounds(f"cost/{name}/batch{case.per_call}/sum", sums, "us", "us/bundle", "none")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,55 @@
+"""Parts of the way of like bundles that can be switched off for a measurement: what is slower without one is what the part pays.
+
+Each part is switched off by replacing one function or constant of this process, so that everything else stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quiver_actors.client import grouping
+from quiver_actors.store.encoding import runs
+from quiver_actors.store.wal import admission, uniform
+
+
+def _forms() -> None:
+    runs.RunMemory.keep_form = _keep_nothing  # type: ignore[method-assign]
+
+
+def _layout() -> None:
+    _forms()
+    runs.RunMemory.layout = property(lambda _: None, _keep_nothing)  # type: ignore[assignment]
+
+
+def _comparison() -> None:
+    grouping.Grouping._note = _keep_nothing  # type: ignore[method-assign]
+
+
+def _runs() -> None:
+    grouping.fits_run = lambda streams: False
+
+
+def _rows() -> None:
+    uniform._KEPT_SPAN_BYTES_MAX = -1
+
+
+def _admission() -> None:
+    admission.check_uniform = lambda *_: None
+
+
+def _keep_nothing(*_: Any) -> None:
+    return
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "forms": _forms,
+    "layout": _layout,
+    "comparison": _comparison,
+    "runs": _runs,
+    "rows": _rows,
+    "admission": _admission,
+}
+"""By name: forms (`encoding/forms.py`); these and the layout of the last run (`encoding/run_layout.py`); the comparison with the last
+bundle (`client/grouping.py`); runs at all (`encoding/runs.py`); what follows from the rows of the last message (`wal/uniform.py`); and
+the admission of a message at once (`wal/uniform.py`)."""
