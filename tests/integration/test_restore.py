@@ -103,6 +103,7 @@ def expected(lost_segment: int) -> list[int | str]:
     ]
 
 
+@pytest.mark.long
 def test_a_node_that_lost_its_disk_goes_on_from_the_archive(
     store: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.long,
     pytest.mark.timeout(400),
     pytest.mark.skipif(
         not HAS_ADMISSION_CONTROL, reason="needs Spark 4.2: before, the source is not told where it stands"

@@ -58,7 +58,7 @@ class CommitJob(Job):
                 file = step.log.file
                 file.fdatasync()
                 if not file.has_name():
-                    _check_named(step.log)
+                    raise _removed(step.log)
             target = step.retire_as or (self._paths.active if step.publish else None)
             if target is not None:
                 self._disk.rename(step.log.path, target)
@@ -81,22 +81,17 @@ class LoneCommit(CommitJob):
         try:
             file.fdatasync()
             if not file.has_name():
-                _check_named(log)
+                raise _removed(log)
         except QuiverError as error:
             # Without the error's frames: they refer to the job, which would so refer to itself.
             self.error = error.with_traceback(None)
         self.took_ns = time.monotonic_ns() - started
 
 
-def _check_named(log: Log) -> None:
-    """Check that the log still has a name: a sync of a file that somebody has removed makes nothing durable.
-
-    Raises:
-        DiskError: no name leads to the file any more.
-    """
-    if not log.file.has_name():
-        removed = "somebody removed the log while the node ran, so nothing in it can be acknowledged; leave wal/ alone"
-        raise DiskError("fdatasync", log.path, errno.ENOENT, removed)
+def _removed(log: Log) -> DiskError:
+    """The error of a log to which no name leads any more: a sync of a file that somebody has removed makes nothing durable."""
+    removed = "somebody removed the log while the node ran, so nothing in it can be acknowledged; leave wal/ alone"
+    return DiskError("fdatasync", log.path, errno.ENOENT, removed)
 
 
 class EmptyLogJob(Job):

@@ -139,6 +139,7 @@ def test_batches_and_the_end_of_a_subscription(server: NodeServer, local: Client
     local.delete_topic("batched")
 
 
+@pytest.mark.long
 def test_a_closed_client_and_a_server_that_is_gone(local: Client) -> None:
     async def work() -> None:
         with NodeServer(LocalNode("node-a", lambda: local), "grpc://127.0.0.1:0") as server:

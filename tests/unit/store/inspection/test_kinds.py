@@ -138,14 +138,17 @@ def one_of_each(store: Path, tmp_path: Path) -> Path:
     return store
 
 
+ELSEWHERE = ("`<node>/", "in object stores", "in the directory of nodes")
+"""Files that lie in no data directory."""
+
+
 def names_of_the_page() -> Iterator[str]:
     """The names of files in the first column of section 1, and those that sections 3.7, 7.5 and 9 add."""
     sections = re.split(r"^##+ ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     by_title = {section.partition("\n")[0]: section for section in sections}
     for line in by_title["1. Files and their codecs"].splitlines():
-        yield from (
-            re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| `") and "`<node>/" not in line else ()
-        )
+        if line.startswith("| `") and not any(place in line for place in ELSEWHERE):
+            yield from re.findall(r"`([^`]+)`", line.split("|")[1])
     yield from re.findall(
         r"^- `([^`/]+|[^`]+[^`/])`", by_title["3.7 Other files in an engine's directory"], re.MULTILINE
     )
