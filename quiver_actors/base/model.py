@@ -56,6 +56,13 @@ OTAP_SLOTS: Mapping[str, int] = {
     "otlp_metrics": 62,
 }
 
+#: The slots of each signal in a topic without a table of its own. Attributes of resources and scopes belong to all of them.
+OTAP_SIGNALS: Mapping[str, frozenset[int]] = {
+    "logs": frozenset([30, 31, 60]),
+    "metrics": frozenset([*range(10, 27), 62]),
+    "traces": frozenset([*range(40, 46), 61]),
+}
+
 _ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 _RESERVED_IDS = frozenset(
     ["con", "prn", "aux", "nul", *(f"com{n}" for n in range(1, 10)), *(f"lpt{n}" for n in range(1, 10))]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from quiver_actors.base.model import OTAP_SIGNALS
 from quiver_actors.base.protocol.messages import SegmentColumns, StatisticsList
 from quiver_actors.errors import FormatError
 from quiver_actors.store.segment.statistics import ColumnStatistics, decode_statistics
@@ -45,6 +46,15 @@ class SegmentStatistics(NamedTuple):
     def row_count(self, slot_id: int) -> int:
         """Rows of a slot."""
         return sum(stream.row_count for stream in self.streams if stream.slot_id == slot_id)
+
+    @property
+    def signals(self) -> frozenset[str]:
+        """The OpenTelemetry signals that the segment has rows of: `logs`, `metrics`, `traces`.
+
+        The numbers of the slots say it, so this holds in a topic without a slot table of its own, whose slots are those of OTAP.
+        """
+        slots = {stream.slot_id for stream in self.streams if stream.row_count}
+        return frozenset(signal for signal, of_signal in OTAP_SIGNALS.items() if not slots.isdisjoint(of_signal))
 
     def may_have(self, slot_id: int, column: str, smallest: Any = None, largest: Any = None) -> bool:
         """Whether a row of the slot may have a value of that column within these bounds, both included.

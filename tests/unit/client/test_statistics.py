@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import quiver_actors
+from quiver_actors.base.model import OTAP_SLOTS
 from quiver_actors.client.statistics import ColumnStatistics, SegmentStatistics, StreamStatistics
 from quiver_actors.store.segment.statistics import ColumnSums, decode_statistics, encode_statistics
 
@@ -98,3 +99,19 @@ def test_a_store_makes_them_and_keeps_them(tmp_path: Path, monkeypatch: pytest.M
     with quiver_actors.open(tmp_path) as store:
         known = store.statistics()[0]
         assert [number for number in range(3) if known[number].may_have(0, "n", 105, 300)] == [1, 2]
+
+
+def test_signals_are_told_by_the_slots_that_have_rows() -> None:
+    def segment(*rows: tuple[int, int]) -> SegmentStatistics:
+        schema = pa.schema([("n", pa.int64())])
+        return SegmentStatistics(tuple(StreamStatistics(slot, schema, count, None) for slot, count in rows))
+
+    slots = OTAP_SLOTS
+    assert segment((slots["logs"], 3), (slots["resource_attrs"], 1)).signals == {"logs"}
+    assert segment((slots["span_links"], 1), (slots["otlp_metrics"], 1), (slots["logs"], 0)).signals == {
+        "metrics",
+        "traces",
+    }
+    assert segment((slots["scope_attrs"], 5)).signals == set()
+    named = {name: segment((slot, 1)).signals for name, slot in slots.items()}
+    assert [name for name, signals in named.items() if len(signals) != 1] == ["resource_attrs", "scope_attrs"]
