@@ -13,29 +13,36 @@ from quiver_actors.store.encoding import runs
 from quiver_actors.store.wal import admission, uniform
 
 
+def _replace(owner: object, name: str, value: object) -> None:
+    """Replace an attribute of a module or class, which must be there."""
+    getattr(owner, name)
+    setattr(owner, name, value)
+
+
 def _forms() -> None:
-    runs.RunMemory.keep_form = _keep_nothing  # type: ignore[method-assign]
+    _replace(runs.RunMemory, "keep_form", _keep_nothing)
 
 
 def _layout() -> None:
     _forms()
+    # An instance sets it to None first, so the class has none to be replaced.
     runs.RunMemory.layout = property(lambda _: None, _keep_nothing)  # type: ignore[assignment]
 
 
 def _comparison() -> None:
-    grouping.Grouping._note = _keep_nothing  # type: ignore[method-assign]
+    _replace(grouping.Grouping, "_note", _keep_nothing)
 
 
 def _runs() -> None:
-    grouping.fits_run = lambda streams: False
+    _replace(grouping, "fits_run", lambda _: False)
 
 
 def _rows() -> None:
-    uniform._KEPT_SPAN_BYTES_MAX = -1
+    _replace(uniform, "_KEPT_SPAN_BYTES_MAX", -1)
 
 
 def _admission() -> None:
-    admission.check_uniform = lambda *_: None
+    _replace(admission, "check_uniform", lambda *_: None)
 
 
 def _keep_nothing(*_: Any) -> None:
