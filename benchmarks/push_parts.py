@@ -57,6 +57,12 @@ PARTS: dict[str, Callable[[], None]] = {
     "rows": _rows,
     "admission": _admission,
 }
-"""By name: forms (`encoding/forms.py`); these and the layout of the last run (`encoding/run_layout.py`); the comparison with the last
-bundle (`client/grouping.py`); runs at all (`encoding/runs.py`); what follows from the rows of the last message (`wal/uniform.py`); and
-the admission of a message at once (`wal/uniform.py`)."""
+"""What switches a part off, by the name of the part.
+
+forms        `encoding/forms.py`
+layout       forms, and the layout of the last run (`encoding/run_layout.py`)
+comparison   with the last bundle (`client/grouping.py`)
+runs         `encoding/runs.py`
+rows         what follows from the rows of the last message (`wal/uniform.py`)
+admission    of a message at once (`wal/uniform.py`)
+"""

@@ -19,7 +19,7 @@ ROOT = Path(str(quiver_actors.__file__)).parent
 PARTS = ("store", "transactions")
 """Rooms of which an engine consists."""
 NO_PARTS = ("store.inspection", "store.objects")
-"""Of these, object stores have suites of their own: tests/contract and the kills of the archiver."""
+"""Rooms in these whose calls are not swept. Object stores have suites of their own: tests/contract and the kills of the archiver."""
 MODULES = frozenset(["node.topics.catalogue", "node.worker.adoption"])
 """What else changes files that data depend on."""
 _DISKS = frozenset(["store.disk.interposed", "store.disk.posix"])
