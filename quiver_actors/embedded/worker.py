@@ -31,7 +31,7 @@ from quiver_actors.node.worker.journal import Journal
 from quiver_actors.node.worker.lone_syncs import CarryOut
 from quiver_actors.node.worker.peer import Peer
 from quiver_actors.node.worker.requests import Requests
-from quiver_actors.node.worker.threads import Finished, Job, JobThread
+from quiver_actors.node.worker.threads import Finished, Job, JobThread, UnawaitedThread
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.jobs.commits import CommitJob
 
@@ -51,13 +51,15 @@ class DrivingThread(JobThread):
         self._drive()
 
 
-class AskingThread(DrivingThread):
+class AskingThread(UnawaitedThread):
     """The same for work that may hang, such as a question to another machine: never waited for."""
 
-    def stop(self, timeout_seconds: float) -> bool:
-        """End the thread without waiting for what is under way; always true."""
-        self._end()
-        return True
+    def __init__(self, name: str, drive: Callable[[], None]) -> None:
+        self._drive = drive
+        super().__init__(name, -1)
+
+    def _wake_loop(self) -> None:
+        self._drive()
 
 
 class CommitThread(DrivingThread):

@@ -123,8 +123,40 @@ def _raise(error: BaseException) -> NoReturn:
     raise error
 
 
-class AskThread(JobThread):
-    """One for work that touches nothing of this worker's and may hang, such as a question to another machine: never waited for."""
+class UnawaitedThread(JobThread):
+    """A thread for work that touches nothing of this worker's and may hang, such as a question to another machine: never waited for.
+
+    It closes its own descriptor when it has ended.
+    """
+
+    def __init__(self, name: str, wake_fd: int) -> None:
+        """See `JobThread`."""
+        self._mutex = threading.Lock()
+        """Held while the descriptor is raised or closed."""
+        super().__init__(name, wake_fd)
+
+    def submit(self, job: Job, finished: Finished) -> None:
+        """Give the thread a job; `finished` is called on the loop thread when it is done."""
+        with self._mutex:
+            super().submit(job, finished)
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        finally:
+            with self._mutex:
+                descriptor, self._work_fd = self._work_fd, -1
+                os.close(descriptor)
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """End the thread without waiting for a question that is under way; always true."""
+        with self._mutex:
+            self._end()
+        return True
+
+
+class AskThread(UnawaitedThread):
+    """One that wakes the loop of a worker by a descriptor."""
 
     def __init__(self, name: str, wake_fd: int) -> None:
         """Duplicate `wake_fd`: when a job ends late, the loop may be closed and its descriptor number may belong to another file."""
@@ -135,8 +167,3 @@ class AskThread(JobThread):
             super()._run()
         finally:
             os.close(self._wake_fd)
-
-    def stop(self, timeout_seconds: float) -> bool:
-        """End the thread without waiting for a question that is under way; always true."""
-        self._end()
-        return True

@@ -366,3 +366,19 @@ def test_calls_that_are_interrupted_leave_a_store_that_goes_on(store: Store) -> 
     found = stored(store)
     assert set(found) >= {*acknowledged, 1000}
     assert len(set(found)) == len(found), "a push that was not acknowledged was not sent again by itself"
+
+
+def test_stores_that_are_closed_keep_no_descriptors(tmp_path: Path) -> None:
+    def opened_and_closed(name: str) -> None:
+        with quiver_actors.open(tmp_path / name) as store:
+            store.push(numbered(1))
+
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    opened_and_closed("first")
+    until(lambda: not any(each.name in ("quiver-ask", "quiver-cold") for each in threading.enumerate()), "its threads")
+    before = count()
+    for number in range(5):
+        opened_and_closed(f"store-{number}")
+    until(lambda: count() <= before, "the descriptors")
