@@ -27,7 +27,7 @@ help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
 	@echo 'make test    lint, types and every test: about 14 minutes on 2 cores'
 	@echo 'make test-failed          the tests that failed in the last run, one at a time'
-	@echo 'make test-long            the tests that take half a minute and more each: about 3 minutes'
+	@echo 'make test-long            the tests that take ten seconds and more each: about 4 minutes'
 	@echo 'make test-demo            the demo, and that its closing line says what it must'
 	@echo 'make test-cluster         Spark on a standalone cluster of two hosts, with kills: about 3 GB of memory'
 	@echo 'make test-servers         the archive against versitygw (S3) and azurite (Azure), as far as Go and npm are there to install them'

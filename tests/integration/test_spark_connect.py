@@ -12,7 +12,7 @@ import pytest
 from tests.integration.node_process import ROOT
 from tests.integration.spark_node import Node
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(400)]
 
 #: A client program; with a local address it starts a server of its own, in a Java process as every other.
 PROGRAM = """

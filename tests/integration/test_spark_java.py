@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.node_process import ROOT, Directories, NodeProcess, command_line
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
 #: What Spark's start scripts and the shim use. Everything else of the machine, its Java above all, is out of sight.
 COMMANDS = ("bash", "basename", "cat", "dirname", "env", "ls", "nice", "ps", "readlink", "sh", "uname")

@@ -134,6 +134,7 @@ def test_settings_are_checked_and_hold(path: Path) -> None:
         assert opened.topics()["flights"].slots == {"page": 0}
 
 
+@pytest.mark.long
 def test_the_size_cap_holds_and_pushes_wait_for_room(path: Path) -> None:
     cap_bytes = 48 << 20
     settings = {
@@ -155,6 +156,7 @@ def test_the_size_cap_holds_and_pushes_wait_for_room(path: Path) -> None:
         assert opened.push(batch, timeout=PATIENCE_SECONDS).durability is Durability.SYNCED
 
 
+@pytest.mark.long
 def test_a_topic_keeps_to_its_share_of_the_cap(path: Path) -> None:
     settings = {
         "retention.size_cap": "128MiB",
