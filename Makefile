@@ -25,7 +25,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 help:
 	@echo 'make demo    flights and weather through Spark, workers and subscribers, with a killed worker on the way'
-	@echo 'make test    lint, types and every test: about 14 minutes on 2 cores'
+	@echo 'make test    lint, types and every test: about 15 minutes on 2 cores'
 	@echo 'make test-failed          the tests that failed in the last run, one at a time'
 	@echo 'make test-long            the tests that take ten seconds and more each: about 4 minutes'
 	@echo 'make test-demo            the demo, and that its closing line says what it must'

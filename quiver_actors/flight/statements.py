@@ -85,7 +85,10 @@ class Statements:
         return place
 
     def _holders(self, now: float) -> list[TokenHolder]:
-        """Whose statements are under way. One whose time is over counts no more: it holds no memory, and its caller has stopped to read."""
+        """Return the holders of the statements that are under way.
+
+        A statement whose time is over counts no more: it holds no memory, and its caller has stopped to read.
+        """
         for place, (_, until) in list(self._running.items()):
             if until + _ENDING_SECONDS < now:
                 self._running.pop(place, None)

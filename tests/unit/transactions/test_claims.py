@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pyarrow.fs as fs
 import pytest
 
 from quiver_actors.transactions.arrow_files import ArrowFiles
 from quiver_actors.transactions.claims import Patience
-from tests.unit.transactions.turns import DECIDERS, Killed, SteppedStore, Turns
+from tests.unit.transactions.turns import DECIDERS, Killed, SteppedStore, Turns, run_together
 
 
 def decide(seed: int, kills: float, patience: Patience) -> tuple[list[bytes], dict[str, bytes]]:
@@ -29,12 +27,7 @@ def decide(seed: int, kills: float, patience: Patience) -> tuple[list[bytes], di
         finally:
             turns.leave()
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(DECIDERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    run_together(run, DECIDERS)
     return heard, files
 
 

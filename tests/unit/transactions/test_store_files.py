@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -32,7 +31,7 @@ from quiver_actors.transactions.log_record import CLAIMED, CREATED, PREPARING, R
 from quiver_actors.transactions.store_files import StoreFiles
 from tests.support.faulty_objects import FAULTS, FaultyStore
 from tests.support.object_store import object_store
-from tests.unit.transactions.turns import DECIDERS, Killed, SteppedStore, Turns
+from tests.unit.transactions.turns import DECIDERS, Killed, SteppedStore, Turns, run_together
 
 T = TypeVar("T")
 NAME = "t.0.json"
@@ -110,12 +109,7 @@ def decide(
         finally:
             turns.leave()
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(DECIDERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    run_together(run, DECIDERS)
     return heard, files
 
 

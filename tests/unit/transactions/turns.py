@@ -126,3 +126,13 @@ class _Written(io.BytesIO):
             content = self.getvalue()
             super().close()
             self._done(content)
+
+
+def run_together(run: Callable[[int], None], count: int) -> None:
+    """Call `run` with each number in a thread of its own, and wait for the end of all."""
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()

@@ -221,15 +221,7 @@ class RottingHistory(History):
 def test_whatever_happens_nothing_archived_is_lost_and_nothing_durable_comes_again(seed: int) -> None:
     history = RottingHistory(seed)
     steps = [history.push, history.upload, history.evict, history.rot, history.consume, history.flush, history.kill]
-    for _ in range(20):
-        history.random.choice(steps)()
-        if history.random.random() < 0.5:
-            history.driver.settle()
-    delivered, lost = history.rest()
-    assert lost <= history.unarchived
-    assert not history.durable & set(delivered)
-    assert delivered == sorted(set(delivered))
-    assert history.owed <= {*delivered, *lost, *history.acked}
+    history.goes_well(steps)
 
 
 def test_what_has_rotted_and_is_evicted_then_is_still_had_from_the_archive() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -279,21 +280,25 @@ class History:
             for seq, index in found:
                 self.driver.resolve("late", "owner", seq, "ack", [index])
 
+    def goes_well(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Take steps at random, and check that everything owed comes once, in order, or is told as lost because it was not archived."""
+        for _ in range(20):
+            self.random.choice(steps)()
+            if self.random.random() < 0.5:
+                self.driver.settle()
+        delivered, lost = self.rest()
+        assert lost <= self.unarchived
+        assert not self.durable & set(delivered)
+        assert delivered == sorted(set(delivered))
+        assert self.owed <= {*delivered, *lost, *self.acked}
+
 
 @pytest.mark.parametrize("seed", range(16))
 def test_whatever_happens_nothing_archived_is_lost_and_nothing_durable_comes_again(seed: int) -> None:
     """Pushes, uploads that lag, evictions of any segment, acknowledgements in any order, and kills."""
     history = History(seed)
     steps = [history.push, history.upload, history.evict, history.evict, history.consume, history.flush, history.kill]
-    for _ in range(20):
-        history.random.choice(steps)()
-        if history.random.random() < 0.5:
-            history.driver.settle()
-    delivered, lost = history.rest()
-    assert lost <= history.unarchived
-    assert not history.durable & set(delivered)
-    assert delivered == sorted(set(delivered))
-    assert history.owed <= {*delivered, *lost, *history.acked}
+    history.goes_well(steps)
 
 
 def test_limits_hold_for_what_is_unresolved_alone() -> None:
