@@ -1,26 +1,28 @@
-"""The short way of a lone push: from the bundle to the engine, without a connection and its messages.
+"""The short way of a lone push: from its bundles to the engine, without a connection and its messages.
 
 A push may take it while nothing else of its topic is under way: nobody waits for room, nothing was taken and not acknowledged, no commit
-runs. Its bundle is encoded outside of the lock, staged and written under it, and synced by the calling thread. Everything else goes
-through the connection like the pushes of a node, and so does a push again whose engine failed under it.
+runs. Its bundle, or its only group of bundles, is encoded outside of the lock, staged and written under it, and synced by the calling
+thread. Everything else goes through the connection like the pushes of a node, and so does a push again whose engine failed under it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
+import pyarrow as pa
 
 from quiver_actors.base.model import BundleId, Durability, Receipt
 from quiver_actors.base.protocol.messages import AckRun, Push
 from quiver_actors.base.units import MILLISECOND_NS
+from quiver_actors.client.grouping import GROUP_BUNDLES_MAX, GROUP_BYTES_MAX, Planned
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.slots import Bundle, TopicSlots
 from quiver_actors.embedded.drive import Drive
 from quiver_actors.embedded.worker import EmbeddedWorker
-from quiver_actors.errors import PushTimeout, QuiverError
+from quiver_actors.errors import PushTimeout, QuiverError, UsageError
 from quiver_actors.node.worker.host import EngineHost
 from quiver_actors.store.encoding.entries import PlannedBundles, plan
 from quiver_actors.store.encoding.lone import LoneEntry, lone_entry
@@ -47,12 +49,33 @@ def _is_idle(host: EngineHost) -> bool:
     return host.ingest.may_be_lone and host.engine.group_commit.is_idle
 
 
+def _fit_one_group(bundles: Sequence[Bundle]) -> bool:
+    """Whether bundles, if all are as large as the first, travel in one message. Slices count with all of their buffers."""
+    if not 0 < len(bundles) <= GROUP_BUNDLES_MAX:
+        return False
+    first = bundles[0]
+    batches = first.values() if isinstance(first, Mapping) else (first,)
+    tables = [batch for batch in batches if isinstance(batch, pa.RecordBatch | pa.Table)]
+    size_bytes: int = sum(table.get_total_buffer_size() for table in tables)
+    return len(bundles) * size_bytes < GROUP_BYTES_MAX
+
+
 class Lane:
     """The short way into one topic, for as long as its worker and its slots are the same. May be used by any thread."""
 
     def __init__(
-        self, drive: Drive, worker: EmbeddedWorker, host: EngineHost, slots: TopicSlots, streams: StreamTable
+        self,
+        drive: Drive,
+        worker: EmbeddedWorker,
+        host: EngineHost,
+        slots: TopicSlots,
+        streams: StreamTable,
+        grouped: Callable[[Sequence[Bundle]], Iterator[Planned]],
     ) -> None:
+        """
+        Args:
+            grouped: encodes bundles for the topic, in groups (`client.grouping`).
+        """
         self._drive = drive
         self._worker = worker
         self._host = host
@@ -60,6 +83,7 @@ class Lane:
         self._topic = slots.topic
         self._core = host.engine.core
         self._streams = streams
+        self._grouped = grouped
         self._schemas: dict[int, StreamSchema] = {}
         self._known: dict[int, LoneStream] = {}
         """Known streams by their handles."""
@@ -160,10 +184,31 @@ class Lane:
 
     def _push_planned(self, bundle: Bundle, item_count: int | None, timeout_seconds: float) -> Receipt | None:
         """`push` of any bundle, with more calls."""
-        host, drive = self._host, self._drive
-        if not _is_idle(host):
+        if not _is_idle(self._host):
             return None
         planned = PlannedBundles([plan(self._slots.batches_of(bundle), self._streams, item_count)])
+        receipts = self._push_group(planned, timeout_seconds)
+        return None if receipts is None else receipts[0]
+
+    def push_many(self, bundles: Sequence[Bundle], timeout_seconds: float) -> Receipts | None:
+        """Store bundles that make one group; None: they have to go the other way, and were perhaps stored.
+
+        Raises:
+            InvalidBundle, UnknownSlot: the call is wrong.
+            PushTimeout: not acknowledged in time; they may still become durable.
+        """
+        if not _is_idle(self._host) or not _fit_one_group(bundles):
+            return None
+        try:
+            groups = [*self._grouped(bundles)]
+        except UsageError:
+            # Those in front of the wrong bundle are stored before the error is raised.
+            return None
+        return self._push_group(groups[0], timeout_seconds) if len(groups) == 1 else None
+
+    def _push_group(self, planned: Planned, timeout_seconds: float) -> Receipts | None:
+        """Store bundles that were encoded; None: as of `push`."""
+        drive = self._drive
         memory = np.empty(planned.size_bytes, dtype=np.uint8).data
         rows = planned.write(memory, 0)
         push = rows.push(0, self._slots.topic, 0, len(memory), len(memory))
@@ -187,12 +232,12 @@ class Lane:
                 taken = drive.take_work()
             if taken is not None:
                 taken.work()
-            durability = self._waited(run.sequence, timeout_seconds)
+            durability = self._waited(run.sequence + run.count - 1, timeout_seconds)
             if durability is None:
                 return None
             receipts = Receipts(self._slots.topic)
             receipts.add(0, run, durability)
-            return receipts[0]
+            return receipts
         except BaseException as error:
             drive.give_work_back(error)
             drive.wake()

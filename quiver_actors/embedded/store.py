@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +15,9 @@ from quiver_actors.base.protocol.topic_requests import Change, Create, Delete
 from quiver_actors.client.archived import Wanted
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS, Client
 from quiver_actors.client.exchange import Exchange
+from quiver_actors.client.grouping import Planned
+from quiver_actors.client.producer import with_counts
+from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.topic_commands import TopicCommands
 from quiver_actors.embedded.directory import StoreDirectory
@@ -94,10 +97,7 @@ class Store(Client):
     ) -> Receipt:
         """Store one bundle; it is as durable as the receipt says when this returns. See `Client.push`."""
         if producer is None and sequence is None and trace_context is None:
-            self._exchange.check_open()
-            lane = self._lanes.get(topic)
-            if lane is None or not lane.is_open:
-                lane = self._lane_to(topic)
+            lane = self._lane(topic)
             receipt = None if lane is None else lane.push(bundle, item_count, timeout)
             if receipt is not None:
                 return receipt
@@ -112,6 +112,46 @@ class Store(Client):
             timeout=timeout,
         )
 
+    def push_many(
+        self,
+        bundles: Iterable[Bundle],
+        *,
+        topic: str = DEFAULT_TOPIC,
+        key: str | bytes | None = None,
+        item_counts: Iterable[int | None] | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        trace_context: TraceContext | None = None,
+        timeout: float = PUSH_TIMEOUT_SECONDS,
+    ) -> Receipts:
+        """Store bundles in order, and return their receipts in the same order. See `Client.push_many`."""
+        is_plain = producer is None and sequence is None and trace_context is None
+        if is_plain and item_counts is None and isinstance(bundles, list | tuple):
+            lane = self._lane(topic)
+            receipts = None if lane is None else lane.push_many(bundles, timeout)
+            if receipts is not None:
+                return receipts
+        return super().push_many(
+            bundles,
+            topic=topic,
+            key=key,
+            item_counts=item_counts,
+            producer=producer,
+            sequence=sequence,
+            trace_context=trace_context,
+            timeout=timeout,
+        )
+
+    def _lane(self, topic: str) -> Lane | None:
+        """A short way into the topic, if there is one now.
+
+        Raises:
+            ClosedError: the store was closed.
+        """
+        self._exchange.check_open()
+        lane = self._lanes.get(topic)
+        return self._lane_to(topic) if lane is None or not lane.is_open else lane
+
     def _lane_to(self, topic: str) -> Lane | None:
         """A short way into a topic that this store has pushed to, else None."""
         drive = self._node.drive
@@ -121,7 +161,12 @@ class Store(Client):
             host = worker.topic_host(topic) if worker is not None else None
             if worker is None or host is None or not channel.is_open or topic not in channel.topics:
                 return None
-            lane = Lane(drive, worker, host, channel.topics.slots_of(topic), self._producer.streams(topic))
+            slots = channel.topics.slots_of(topic)
+
+            def grouped(bundles: Sequence[Bundle]) -> Iterator[Planned]:
+                return self._producer.grouped(topic, slots, with_counts(bundles, None))
+
+            lane = Lane(drive, worker, host, slots, self._producer.streams(topic), grouped)
             self._lanes[topic] = lane
             return lane
 

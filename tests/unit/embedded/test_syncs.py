@@ -11,6 +11,7 @@ import pytest
 
 import quiver_actors
 from quiver_actors.embedded import Store
+from quiver_actors.errors import InvalidBundle
 from tests.unit.embedded.batches import PATIENCE_SECONDS, numbered, stored, until
 
 
@@ -53,6 +54,29 @@ def test_a_lone_push_syncs_once_in_the_thread_that_calls(store: Store, syncs: Sy
         store.push(numbered(number))
     store.push({0: numbered(20), 1: numbered(20)})
     assert syncs.threads == [own] * 20
+
+
+def test_a_group_that_is_pushed_at_once_is_synced_once_in_the_thread_that_calls(store: Store, syncs: Syncs) -> None:
+    own = threading.current_thread().name
+    receipts = [*store.push_many([numbered(number) for number in range(1, 40)])]
+    receipts += store.push_many([{0: numbered(40)}, numbered(41)])
+    assert syncs.threads == [own] * 2
+    assert [receipt.sequence for receipt in receipts] == [*range(receipts[0].sequence, receipts[0].sequence + 41)]
+    assert len({receipt.bundle_id for receipt in receipts}) == 41
+    assert stored(store) == [*range(42)]
+
+
+def test_bundles_in_front_of_a_wrong_one_are_stored(store: Store) -> None:
+    with pytest.raises(InvalidBundle) as caught:
+        store.push_many([numbered(1), numbered(2), 7, numbered(3)])  # type: ignore[list-item]  # 7 is what is wrong
+    assert "bundle 2 of this push_many" in str(caught.value.__notes__)
+    assert stored(store) == [0, 1, 2]
+
+
+def test_bundles_that_need_several_groups_are_all_stored(store: Store) -> None:
+    assert len(store.push_many([])) == 0
+    assert len(store.push_many([numbered(number) for number in range(1, 200)])) == 199
+    assert stored(store) == [*range(200)]
 
 
 def test_pushes_that_come_during_a_sync_share_the_next_one(store: Store, syncs: Syncs) -> None:
