@@ -1,8 +1,9 @@
 """Do pushes notice that the object store of their node's archive is away?
 
 Method: a node with one topic that archives into an S3 server on this host (`--store`: `moto`, in Python, or `versitygw`). Single pushes of
-8 KiB, one after the other. For so many seconds the store is there, then its process is stopped for as long (requests are taken and not
-answered), and so on for each round. At the end pushing stops, and the archiver catches up.
+1 KiB, one after the other: moto keeps everything in its memory, 3 GB for ten minutes. For so many seconds the store is there, then its
+process is stopped for as long (requests are taken and not answered), and so on for each round. At the end pushing stops, and the archiver
+catches up.
 
     push      pushes a second while the store is away, against those while it is there; and 99th percentiles of a push
     lag       segments, bytes and seconds that `quiver status` shows the archiver to be behind before the store comes back, at most
@@ -29,7 +30,7 @@ from quiver_actors.base.archive_status import ArchiveStatus, read_archive_status
 from quiver_actors.client import Client
 from tests.support.object_servers import SERVERS, Server
 
-PUSH_BYTES = 8 << 10
+PUSH_BYTES = 1 << 10
 CATCH_UP_SECONDS = 600
 CONFIG = """
 node = "bench"
