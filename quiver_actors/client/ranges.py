@@ -70,12 +70,19 @@ def first_missing(segments: Sequence[SegmentInfo], start: BundleId | None, end: 
         assert info is not None
         if before is not None and before.segment_seq + 1 < info.segment_seq > first_seq and not _follows(before, info):
             found = max(first_seq, before.segment_seq + 1)
+        elif before is not None and first_seq <= before.segment_seq and _ends_early(before, info):
+            found = before.segment_seq
         elif info.lost_count and info.segment_seq >= first_seq:
             found = info.segment_seq
         else:
             continue
         return found if end is None or found <= end.segment_seq else None
     return None
+
+
+def _ends_early(before: SegmentInfo, behind: SegmentInfo) -> bool:
+    """Whether bundles at the end of a segment are missing: of a rescued one nobody may know how many there were."""
+    return before.segment_seq + 1 == behind.segment_seq and 0 < before.position_end < behind.position_start
 
 
 def _follows(before: SegmentInfo, behind: SegmentInfo) -> bool:
