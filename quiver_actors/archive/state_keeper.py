@@ -8,7 +8,7 @@ Guarantees:
 - A segment is recorded together with a state that has the decisions of its transaction, says where its stage was published, and does
   not call it prepared.
 - A stage that is prepared is named by a state about a second later (`NAMES_INTERVAL_NS`), while the store answers; its bundles follow after
-  the interval.
+  the interval, or at once where somebody waits for them.
 
 Owner: the archiver, on its one thread.
 """
@@ -105,6 +105,16 @@ class StateKeeper:
         self._due_ns = 0
         self._stages_due_ns = 0
         self._names_due_ns = 0
+        self._looked_at: set[tuple[str, int]] = set()
+        """Stages, by directory and number, of which is known whether somebody waits for them; of those one upload was begun at once."""
+
+    @property
+    def archived_stages(self) -> dict[StreamKey, tuple[int, ...]]:
+        """The numbers of prepared stages whose bundles the archive has, by stream. Any thread may ask."""
+        recorded = self._recorded
+        engines = () if recorded is None or not self._is_own else recorded.engines
+        found = {stream_of(each): tuple(s.number for s in each.prepared if s.is_archived) for each in engines}
+        return {stream: numbers for stream, numbers in found.items() if numbers}
 
     def covers(self, stream: StreamKey) -> bool:
         """Whether the uploaded state knows the directory of a stream."""
@@ -155,14 +165,21 @@ class StateKeeper:
         self._shape, self._due_ns = shape, now_ns + self._interval_ns
 
     def _has_unnamed(self, directories: Iterable[str], now_ns: int) -> bool:
-        """Whether a stage is prepared that the recorded state does not know: a restore could not tell that it is lost. It is looked for
-        once in `NAMES_INTERVAL_NS`."""
+        """Whether a stage is prepared that the recorded state does not know: a restore could not tell that it is lost. Or whether one is
+        not archived for which somebody waits: then its bundles are due. It is looked for once in `NAMES_INTERVAL_NS`."""
         if now_ns < self._names_due_ns:
             return False
         self._names_due_ns = now_ns + NAMES_INTERVAL_NS
         engines = () if self._recorded is None else self._recorded.engines
-        named = {(each.directory, stage.number) for each in engines for stage in each.prepared}
-        return any((path, number) not in named for path in directories for number in prepared_numbers(self._disk, path))
+        named = {(each.directory, stage.number): stage for each in engines for stage in each.prepared}
+        found = {(path, number) for path in directories for number in prepared_numbers(self._disk, path)}
+        self._looked_at &= found
+        new = found - self._looked_at - {place for place, stage in named.items() if stage.is_archived}
+        self._looked_at |= new
+        if any(is_awaited(self._disk, *place) for place in new):
+            self._stages_due_ns = 0
+            return True
+        return not found <= named.keys()
 
     def _upload_stages(self, writer: ManifestWriter, directories: Iterable[str], now_ns: int) -> frozenset[str]:
         """Upload prepared stages once in each interval. Returns the keys of their parts in the store."""
@@ -344,6 +361,15 @@ def prepared_numbers(disk: Disk, directory: str) -> list[int]:
     names = disk.list_directory(EnginePaths(directory).staged)
     digits = [name.removesuffix(PREPARED_SUFFIX) for name in names if name.endswith(PREPARED_SUFFIX)]
     return [int(each) for each in digits if each.isdecimal()]
+
+
+def is_awaited(disk: Disk, directory: str, number: int) -> bool:
+    """Whether somebody waits until a prepared stage is archived. Raises DiskError."""
+    content = read_file(disk, EnginePaths(directory).prepared(number))
+    try:
+        return content is not None and decode_prepared(content).is_awaited
+    except FormatError:
+        return False  # the node's next start finds the damage
 
 
 def _prepared(disk: Disk, paths: EnginePaths) -> Iterator[PreparedStage]:
