@@ -15,6 +15,7 @@ import msgspec
 from quiver_actors.archive.archiver import Archiver
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
+from quiver_actors.base.allocator import give_back_blocks
 from quiver_actors.base.archive_status import ARCHIVE_STATUS_FILE, ArchiveStatus
 from quiver_actors.base.bell import Bell
 from quiver_actors.base.config import TopicSettings
@@ -34,6 +35,8 @@ from quiver_actors.supervisor.spawn import die_with
 from quiver_actors.transactions.asking import OWN_LOG_NAME
 
 _DESCRIPTORS_WANTED = 16_384
+_KEPT_BLOCK_BYTES = 256 << 10
+"""Larger blocks of memory, as those of segments and packs, are given back when they are freed."""
 _FILES_MAX = 2048
 """Files of archived segments that are kept for clients; each takes two descriptors."""
 
@@ -44,6 +47,7 @@ def main(text: str) -> int:
     die_with(task.node_pid)
     configure_logging(sys.stderr, task.log_level, task.log_format)
     want_descriptors(_DESCRIPTORS_WANTED)
+    give_back_blocks(_KEPT_BLOCK_BYTES)
     try:
         store = open_store(
             task.settings.url,
