@@ -133,7 +133,9 @@ def not_archived_text(status: ArchiveStatus | None, wanted: Wanted, timeout_seco
     if not any(each.topic == wanted.topic for each in status.streams):
         return f"{what}: the topic is not archived (archive.enabled)"
     if wanted.stages:
-        return f"{what}: the archiver has not uploaded stage {wanted.stages[0]} yet, or the stage is not prepared any more"
+        return (
+            f"{what}: the archiver has not uploaded stage {wanted.stages[0]} yet, or the stage is not prepared any more"
+        )
     return f"{what}: the archiver is behind by {status.lag_segments} segments; the bundles may not be sealed yet"
 
 

@@ -71,8 +71,6 @@ class BlockCache:
             self._keep_to_limits()
 
     def _keep_to_limits(self) -> None:
-        while len(self._files) > self._count_max or (
-            len(self._files) > 1 and self._size_bytes > self._size_max_bytes
-        ):
+        while len(self._files) > self._count_max or (len(self._files) > 1 and self._size_bytes > self._size_max_bytes):
             oldest, _ = self._files.popitem(last=False)
             self._size_bytes -= self._sizes.pop(oldest)

@@ -17,7 +17,6 @@ from quiver_actors.archive.reading.pieces import Numbered
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat, NotStored
 from quiver_actors.store.objects.object_store import ObjectMissing, ObjectStore
 
-
 FILES_MAX = 256
 """Files that are kept where a program does not say how many: each takes two descriptors, and many processes may have 1,024."""
 

@@ -16,7 +16,8 @@ from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_state
 from quiver_actors.archive.node_state import KnownSegment, NodeState, decode_state, encode_state
 from quiver_actors.archive.staged_bundles import journal_of
-from quiver_actors.archive.state_keeper import StateKeeper, engine_directories, take_state
+from quiver_actors.archive.state_keeper import StateKeeper
+from quiver_actors.archive.state_reading import engine_directories, take_state
 from quiver_actors.archive.topic_archive import Behind, TopicArchive
 from quiver_actors.embedded import Store
 from quiver_actors.errors import ChecksumMismatch, FormatError
