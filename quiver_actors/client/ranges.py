@@ -140,8 +140,12 @@ def _behind_unused(stored: dict[int, SegmentInfo], numbers: Sequence[int], segme
 
 
 def _not_stored(stored: dict[int, SegmentInfo], segment_seq: int) -> NotStored:
-    state = "to be read yet: nothing of it is durable" if not stored or segment_seq > max(stored) else "stored any more"
-    return NotStored(f"segment {segment_seq} of the range is not {state}")
+    if not stored or segment_seq > max(stored):
+        return NotStored(f"segment {segment_seq} of the range is not to be read yet: nothing of it is durable")
+    return NotStored(
+        f"segment {segment_seq} of the range is not stored any more: it was deleted or lost; read what is in front of it with `end`, and "
+        "what is behind it with `start`"
+    )
 
 
 def _segment_seq_of(info: SegmentInfo) -> int:

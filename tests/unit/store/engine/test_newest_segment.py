@@ -64,10 +64,9 @@ def test_a_publish_under_way_is_not_missing() -> None:
     driver = stored()
     number = driver.prepared(10, 11)
     driver.engine.stages.publish("t", driver.engine.incarnation, [number], drop_others=False)
-    driver.push_numbered(12)
-    driver.commit()
     assert driver.engine.readable_end.unsealed_from()[0] == SEGMENTS
     assert missing(driver) is None
+    driver.push_numbered(12)
     driver.settle()
     assert len(driver.engine.segments()) > SEGMENTS
     assert missing(driver) is None
