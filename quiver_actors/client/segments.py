@@ -107,8 +107,8 @@ class ReadableSegments(NamedTuple):
 
     @property
     def next_log(self) -> SegmentInfo | None:
-        """The log behind them, as a segment without bundles: it tells whether the newest of them is missing. None: an unsealed one tells it,
-        or the positions are not known."""
+        """The log behind them, as a segment without bundles: it tells whether the newest one is missing. None: an unsealed one tells it, or
+        the positions are not known."""
         if self.unsealed or self.unsealed_from is None or not all(info.position_end for info in self.sealed[-1:]):
             return None
         segment_seq, position = self.unsealed_from

@@ -15,6 +15,7 @@ from quiver_actors.archive.manifest import Segment
 from quiver_actors.archive.packs import pack
 from quiver_actors.base.checksum import crc32
 from quiver_actors.base.units import MIB
+from quiver_actors.store.objects.object_store import PART_BYTES
 
 STREAM = StreamKey("t", "0" * 16, 0)
 ROW = Segment(
@@ -66,5 +67,5 @@ def test_a_pack_takes_no_more_memory_than_its_segments_and_one_piece() -> None:
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak_bytes < packs.PART_BYTES + MIB
+    assert peak_bytes < PART_BYTES + MIB
     assert (made.without_content().parts, made.without_content().size_bytes) == ((), made.size_bytes)
