@@ -176,6 +176,7 @@ def _prepared(disk: Disk, paths: EnginePaths) -> Iterator[PreparedStage]:
 
 
 def read_files(disk: Disk, directory: str, names: Iterable[str]) -> dict[str, bytes]:
+    """The contents of those of some small files that are there, by name; `directory` may be empty. Raises DiskError."""
     found = {name: read_file(disk, f"{directory}/{name}" if directory else name) for name in names}
     return {name: content for name, content in found.items() if content is not None}
 

@@ -94,7 +94,7 @@ class OnDisk(NamedTuple):
     """The segments of a topic that one core can be asked for now, and what is wanted of them."""
 
     segments: list[SegmentInfo]
-    """With the log behind them (`ReadableSegments.bounded`)."""
+    """Includes the log behind them (`ReadableSegments.bounded`)."""
     incarnation: str
     """Incarnation of the core's directory; empty: the worker does not say."""
     core: int
