@@ -226,7 +226,8 @@ class TopicArchive:
         self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey, held: HeldCore, settings: TopicSettings
     ) -> bool:
         known = self._known(store, writer, stream)
-        published = self._states.published(stream) if held.segments else ()
+        has_new = any(info.segment_seq > known.archived_through for info in held.segments)
+        published = self._states.published(stream) if has_new else ()
         step = plan(held, known.archived_through, published)
         self._check_known(store, writer, stream, step.known)
         self.streams[stream.core] = known
