@@ -29,9 +29,7 @@ def store(tmp_path: Path) -> Iterator[ObjectStore]:
     made.close()
 
 
-def staged(
-    client: Client, txn_id: str, *values: int, decisions: str | None = None, until: str = "prepared"
-) -> Token:
+def staged(client: Client, txn_id: str, *values: int, decisions: str | None = None, until: str = "prepared") -> Token:
     with client.stage(txn_id, decisions=decisions) as stage:
         stage.push_many(numbers(value) for value in values)
         token = stage.prepare(until=until)
