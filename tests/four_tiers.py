@@ -1,5 +1,5 @@
 """Many bundles, read over four tiers while they move: `python -m tests.four_tiers [--bundles 1000000] [--subscribe]`; ends with one line
-of JSON.
+of JSON. With `--segment-bytes 300000` the archiver merges small segments meanwhile.
 
 One producer pushes bundles of one row, each with its number. Meanwhile logs are sealed, segments are uploaded and moved to a cold disk, and
 what is archived leaves the disk, so that the newest bundles lie in the open log, older ones in hot segments, still older ones in cold
@@ -263,6 +263,7 @@ def run_four_tiers(
         tiers.run()
         status = read_archive_status(str(node.directories.run))
         tiers.figures["uploaded_segments"] = 0 if status is None else status.uploaded_segments
+        tiers.figures["merged_segments"] = 0 if status is None else status.merged_segments
         return tiers
 
 
@@ -286,9 +287,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.four_tiers")
     parser.add_argument("--bundles", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--segment-bytes", type=int, default=1 << 20)
     parser.add_argument("--subscribe", action="store_true", help="let segments expire, and a subscriber get them all")
     arguments = parser.parse_args()
-    tiers = run_four_tiers(arguments.bundles // GROUP * GROUP, arguments.seed, subscribes=arguments.subscribe)
+    bundles, size_bytes = arguments.bundles // GROUP * GROUP, arguments.segment_bytes
+    tiers = run_four_tiers(bundles, arguments.seed, segment_bytes=size_bytes, subscribes=arguments.subscribe)
     for failure in tiers.failures:
         print(failure)
     print(json.dumps({**tiers.figures, "failures": len(tiers.failures)}))

@@ -33,7 +33,7 @@ class ReadingClient:
         """The segments of a topic that have left the disk, as the node's archive knows them; see `Client.archived` of threads."""
         found = await self._exchange.complete(self._requests.readable(topic))
         return {
-            core: await asyncio.to_thread(self._archived.gone, topic, core, each.infos, each.incarnation)
+            core: await asyncio.to_thread(self._archived.gone, topic, core, each.bounded, each.incarnation)
             for core, each in found.items()
         }
 

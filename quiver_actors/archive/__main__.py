@@ -15,9 +15,11 @@ import msgspec
 from quiver_actors.archive.archiver import Archiver
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
+from quiver_actors.base.allocator import give_back_blocks
 from quiver_actors.base.archive_status import ARCHIVE_STATUS_FILE, ArchiveStatus
 from quiver_actors.base.bell import Bell
 from quiver_actors.base.config import TopicSettings
+from quiver_actors.base.descriptors import want_descriptors
 from quiver_actors.base.protocol.archive_messages import ARCHIVE_SOCKET
 from quiver_actors.client import Client, connect
 from quiver_actors.errors import QuiverError
@@ -32,12 +34,20 @@ from quiver_actors.supervisor.log import configure_logging, log_event
 from quiver_actors.supervisor.spawn import die_with
 from quiver_actors.transactions.asking import OWN_LOG_NAME
 
+_DESCRIPTORS_WANTED = 16_384
+_KEPT_BLOCK_BYTES = 256 << 10
+"""Larger blocks of memory, as those of segments and packs, are given back when they are freed."""
+_FILES_MAX = 2048
+"""Files of archived segments that are kept for clients; each takes two descriptors."""
+
 
 def main(text: str) -> int:
     """Archive until SIGTERM, or until the node's process ends. Returns the exit code."""
     task = msgspec.json.decode(text, type=ArchiverTask)
     die_with(task.node_pid)
     configure_logging(sys.stderr, task.log_level, task.log_format)
+    want_descriptors(_DESCRIPTORS_WANTED)
+    give_back_blocks(_KEPT_BLOCK_BYTES)
     try:
         store = open_store(
             task.settings.url,
@@ -48,7 +58,7 @@ def main(text: str) -> int:
         log_event("archive.unusable", {"error": str(error)}, logging.ERROR)
         return 1
     data, run = PosixDisk(task.data_dir), PosixDisk(task.run_dir)
-    files = SegmentFiles(store, task.node, task.data_dir, task.settings.cache_size_bytes)
+    files = SegmentFiles(store, task.node, task.data_dir, task.settings.cache_size_bytes, _FILES_MAX)
 
     def topics() -> dict[str, TopicSettings]:
         catalogue = read_catalogue(data)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.lag import LagWatch
 from quiver_actors.archive.manifest_store import ManifestWriter
 from quiver_actors.archive.merging import Merging
@@ -237,7 +238,12 @@ class Archiver:
 
     def _publish(self, **changes: object) -> None:
         with self._status_lock:
-            streams = tuple(stream for archive in list(self._archives.values()) for stream in archive.shown())
+            shown = [stream for archive in list(self._archives.values()) for stream in archive.shown()]
+            stages = self._state.archived_stages
+            streams = tuple(
+                msgspec.structs.replace(each, stages=stages.get(StreamKey(each.topic, each.incarnation, each.core), ()))
+                for each in shown
+            )
             before, now_unix_ns = self._status, time.time_ns()
             new = msgspec.structs.replace(before, **changes, streams=streams)
             if new != before or not 0 <= now_unix_ns - before.updated_unix_ns < SHOW_INTERVAL_NS:

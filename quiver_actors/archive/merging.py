@@ -198,8 +198,8 @@ class Merging:
         if len(whole) < 2:
             return None
         made = pack(self._node, group.stream, whole)
-        put_whole(self._store, made.key, self._throttle.paced(made.pieces()), len(made.content))
-        return made
+        put_whole(self._store, made.key, self._throttle.paced(made.pieces()), made.size_bytes)
+        return made.without_content()
 
     def _content(self, stream: StreamKey, segment: Segment) -> bytes | None:
         """The content of a segment; None if it is damaged or missing: then its row stays as it is."""
@@ -260,7 +260,7 @@ class Merging:
     def _is_there(self, made: Pack) -> bool:
         """Whether the store has the pack still: one of the same key may have been given up, and its deletion may have come in between."""
         found = self._store.head(made.key)
-        return found is not None and found.size_bytes == len(made.content)
+        return found is not None and found.size_bytes == made.size_bytes
 
     def _finish_sweep(self, writer: ManifestWriter) -> None:
         if self._deleting is None or self._sweep is None or not self._deleting.done():

@@ -23,31 +23,49 @@ class Pack(NamedTuple):
     """A pack that is to be uploaded."""
 
     key: str
-    content: bytes
+    parts: tuple[bytes, ...]
+    """The content: the checksums of each segment, and the segment."""
+    size_bytes: int
     segments: tuple[Segment, ...]
     """Segments of the pack, as the manifest will have them."""
 
-    def pieces(self) -> Iterator[memoryview]:
-        """The content in pieces of `PART_BYTES`."""
-        view = memoryview(self.content)
-        return (view[offset : offset + PART_BYTES] for offset in range(0, view.nbytes, PART_BYTES))
+    def pieces(self) -> Iterator[bytes]:
+        """The content in pieces of `PART_BYTES`, of which one is in memory beside the parts."""
+        taken: list[memoryview] = []
+        left_bytes = PART_BYTES
+        for part in self.parts:
+            view = memoryview(part)
+            while view.nbytes:
+                taken.append(view[:left_bytes])
+                view, left_bytes = view[left_bytes:], left_bytes - taken[-1].nbytes
+                if not left_bytes:
+                    yield b"".join(taken)
+                    taken, left_bytes = [], PART_BYTES
+        if taken:
+            yield b"".join(taken)
+
+    def without_content(self) -> Pack:
+        """The pack once it is uploaded."""
+        return self._replace(parts=())
 
 
 def pack(node: str, stream: StreamKey, segments: Iterable[tuple[Segment, bytes]]) -> Pack:
     """Lay out a pack of segments, each with its content, which was found to be that of its row. There must be one at least."""
-    content = bytearray()
+    parts: list[bytes] = []
+    size_bytes = crc = 0
     placed: list[tuple[Segment, int, int]] = []
     for segment, whole in segments:
-        sums_offset = len(content)
-        content += encode_sums(sums_of(whole))
-        placed.append((segment, sums_offset, len(content)))
-        content += whole
-    key = pack_key(node, stream, placed[0][0].segment_seq, placed[-1][0].segment_seq, crc32(content))
+        sums = encode_sums(sums_of(whole))
+        placed.append((segment, size_bytes, size_bytes + len(sums)))
+        parts += sums, whole
+        size_bytes += len(sums) + len(whole)
+        crc = crc32(whole, crc32(sums, crc))
+    key = pack_key(node, stream, placed[0][0].segment_seq, placed[-1][0].segment_seq, crc)
     rows = (
         msgspec.structs.replace(segment, pack=Packed(key=key, sums_offset=sums_offset, offset=offset))
         for segment, sums_offset, offset in placed
     )
-    return Pack(key, bytes(content), tuple(rows))
+    return Pack(key, tuple(parts), size_bytes, tuple(rows))
 
 
 def read_packed(store: ObjectStore, packed: Packed, start: int, end: int) -> bytes:

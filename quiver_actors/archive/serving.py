@@ -21,7 +21,7 @@ from typing import NamedTuple
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.reading.cached_file import CachedFile
 from quiver_actors.archive.reading.columns import columns_in
-from quiver_actors.archive.reading.contents import NodeContents
+from quiver_actors.archive.reading.contents import NodeContents, StreamContents
 from quiver_actors.archive.reading.pieces import Numbered, numbered_in
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.base.protocol.archive_messages import (
@@ -83,6 +83,8 @@ class ArchiveReads:
         self._files = files
         self._contents: NodeContents | None = None
         """The manifest as it was read last; None: it was not."""
+        self._numbered: dict[StreamKey, tuple[StreamContents, dict[int, Numbered]]] = {}
+        """The segments of each stream that somebody has opened, and what they were made of."""
 
     def check(self, user: User, request: ArchiveRequest) -> None:
         """
@@ -131,7 +133,7 @@ class ArchiveReads:
             self._manifest().refresh()
         stream = _stream_of(request)
         contents = self._manifest().contents(stream)
-        found = numbered_in(contents).get(request.segment_seq)
+        found = self._numbered_in(contents).get(request.segment_seq)
         if found is None and request.copy and request.segment_seq > contents.expired_through:
             raise StorageUnavailable(
                 f"segment {request.segment_seq} of topic {request.topic!r} is not known to the archive of node {self._node} at "
@@ -140,6 +142,14 @@ class ArchiveReads:
         if found is None or found.segment is None:
             raise NotStored(f"segment {request.segment_seq} of topic {request.topic!r} is not in the archive")
         return self._files.file(stream, found, request.copy)
+
+    def _numbered_in(self, contents: StreamContents) -> dict[int, Numbered]:
+        known = self._numbered.get(contents.key)
+        if known is None or known[0] is not contents:
+            live = {stream.key for stream in self._manifest().streams}
+            self._numbered = {key: each for key, each in self._numbered.items() if key in live}
+            known = self._numbered[contents.key] = contents, numbered_in(contents)
+        return known[1]
 
     def _manifest(self) -> NodeContents:
         if self._contents is None:

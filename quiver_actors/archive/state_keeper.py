@@ -8,18 +8,16 @@ Guarantees:
 - A segment is recorded together with a state that has the decisions of its transaction, says where its stage was published, and does
   not call it prepared.
 - A stage that is prepared is named by a state about a second later (`NAMES_INTERVAL_NS`), while the store answers; its bundles follow after
-  the interval.
+  the interval, or at once where somebody waits for them.
 
 Owner: the archiver, on its one thread.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -27,51 +25,43 @@ from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, StateUpload, read_state
 from quiver_actors.archive.node_state import (
     EngineState,
-    KnownSegment,
     NodeState,
-    PreparedStage,
     decode_state,
     encode_state,
 )
 from quiver_actors.archive.staged_bundles import (
     StagedBundles,
     described,
+    journal_of,
     keys_in,
     stream_of,
     with_unarchived,
     without_settled,
 )
-from quiver_actors.archive.topic_archive import Behind, TopicArchive, add_to_runs
+from quiver_actors.archive.state_reading import (
+    decision_names,
+    engine_directories,
+    is_awaited,
+    prepared_numbers,
+    read_file,
+    read_files,
+    take_state,
+)
+from quiver_actors.archive.topic_archive import Behind, TopicArchive
 from quiver_actors.archive.uploads import Throttle
-from quiver_actors.base.core_dirs import RETIRED_NAME, core_of
 from quiver_actors.base.units import SECOND_NS
-from quiver_actors.errors import DiskError, FormatError
-from quiver_actors.store.disk.protocol import Disk, read_whole
-from quiver_actors.store.files.cold_list import COLD_LIST_BYTES_MAX, decode_cold_list
-from quiver_actors.store.files.core_count import CORES_FILE
-from quiver_actors.store.files.core_file import CORE_NAME, decode_core
-from quiver_actors.store.files.foreign_record import FOREIGN_NAME
+from quiver_actors.errors import FormatError
+from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.files.paths import (
-    PREPARED_SUFFIX,
-    PRODUCERS_NAME,
     TRANSACTIONS_NAME,
-    WAL_NAME,
     EnginePaths,
-    segment_seq_of,
 )
 from quiver_actors.store.files.topic_list import CATALOGUE_NAME
-from quiver_actors.store.format.framing import DAMAGE
 from quiver_actors.store.objects.object_store import ObjectStore
-from quiver_actors.store.staged.records import decode_prepared
-from quiver_actors.store.subscriber.gaps import gaps_subscriber_of
-from quiver_actors.store.subscriber.progress import subscriber_of
-from quiver_actors.store.subscriber.progress_journal import current_content, decode_progress_journal
-from quiver_actors.store.wal.layout import CURSOR_NAME
-from quiver_actors.transactions.asking import OWN_LOG_NAME
+from quiver_actors.store.staged.records import JournalRecord
 
 logger = logging.getLogger("quiver.archive")
 
-FILE_BYTES_MAX = 64 << 20
 STATE_BYTES_USUAL = 64 << 20
 """A larger state is uploaded too, and logged."""
 NAMES_INTERVAL_NS = SECOND_NS
@@ -105,6 +95,16 @@ class StateKeeper:
         self._due_ns = 0
         self._stages_due_ns = 0
         self._names_due_ns = 0
+        self._looked_at: set[tuple[str, int]] = set()
+        """Stages, by directory and number, of which is known whether somebody waits for them; of those one upload was begun at once."""
+
+    @property
+    def archived_stages(self) -> dict[StreamKey, tuple[int, ...]]:
+        """The numbers of prepared stages whose bundles the archive has, by stream. Any thread may ask."""
+        recorded = self._recorded
+        engines = () if recorded is None or not self._is_own else recorded.engines
+        found = {stream_of(each): tuple(s.number for s in each.prepared if s.is_archived) for each in engines}
+        return {stream: numbers for stream, numbers in found.items() if numbers}
 
     def covers(self, stream: StreamKey) -> bool:
         """Whether the uploaded state knows the directory of a stream."""
@@ -155,14 +155,21 @@ class StateKeeper:
         self._shape, self._due_ns = shape, now_ns + self._interval_ns
 
     def _has_unnamed(self, directories: Iterable[str], now_ns: int) -> bool:
-        """Whether a stage is prepared that the recorded state does not know: a restore could not tell that it is lost. It is looked for
-        once in `NAMES_INTERVAL_NS`."""
+        """Whether a stage is prepared that the recorded state does not know: a restore could not tell that it is lost. Or whether one is
+        not archived for which somebody waits: then its bundles are due. It is looked for once in `NAMES_INTERVAL_NS`."""
         if now_ns < self._names_due_ns:
             return False
         self._names_due_ns = now_ns + NAMES_INTERVAL_NS
         engines = () if self._recorded is None else self._recorded.engines
-        named = {(each.directory, stage.number) for each in engines for stage in each.prepared}
-        return any((path, number) not in named for path in directories for number in prepared_numbers(self._disk, path))
+        named = {(each.directory, stage.number): stage for each in engines for stage in each.prepared}
+        found = {(path, number) for path in directories for number in prepared_numbers(self._disk, path)}
+        self._looked_at &= found
+        new = found - self._looked_at - {place for place, stage in named.items() if stage.is_archived}
+        self._looked_at |= new
+        if any(is_awaited(self._disk, *place) for place in new):
+            self._stages_due_ns = 0
+            return True
+        return not found <= named.keys()
 
     def _upload_stages(self, writer: ManifestWriter, directories: Iterable[str], now_ns: int) -> frozenset[str]:
         """Upload prepared stages once in each interval. Returns the keys of their parts in the store."""
@@ -177,6 +184,13 @@ class StateKeeper:
         named = keys_in(state)
         former = frozenset() if self._recorded is None else keys_in(self._recorded)
         return StateUpload(encode_state(state), state.taken_unix_ns, named, sorted(former - named))
+
+    def published(self, stream: StreamKey) -> list[tuple[int, int]]:
+        """The first and the last segment of each stage of a stream that was published lately. Raises DiskError."""
+        engines = () if self._recorded is None else self._recorded.engines
+        engine = next((each for each in engines if stream_of(each) == stream), None)
+        journal = JournalRecord() if engine is None else journal_of(self._with_journal(engine))
+        return [(each.first_segment_seq, each.last_segment_seq) for each in journal.published]
 
     def record(self, writer: ManifestWriter, stream: StreamKey, addition: Addition) -> None:
         """Record segments and holes of a stream, in one step with what the state has to say about their transactions.
@@ -205,16 +219,20 @@ class StateKeeper:
         )
         if not names and engines == recorded.engines:
             return None
-        files = {**recorded.files, **_read_files(self._disk, "", names)}
+        files = {**recorded.files, **read_files(self._disk, "", names)}
         return msgspec.structs.replace(recorded, engines=engines, files=files)
 
     def _settled_engine(self, engine: EngineState, archived_through: int) -> EngineState:
         # What is not prepared any more was recorded in the journal before: so the journal is read behind.
         gone = [each.number for each in engine.prepared if not self._staged.is_prepared(engine, each.number)]
+        return without_settled(self._with_journal(engine), gone, archived_through)
+
+    def _with_journal(self, engine: EngineState) -> EngineState:
+        """The state of a directory with the journal of its stages as it is now."""
         content = read_file(self._disk, EnginePaths(engine.directory).transactions)
-        if content is not None:
-            engine = msgspec.structs.replace(engine, files={**engine.files, TRANSACTIONS_NAME: content})
-        return without_settled(engine, gone, archived_through)
+        if content is None:
+            return engine
+        return msgspec.structs.replace(engine, files={**engine.files, TRANSACTIONS_NAME: content})
 
 
 def _archived_through(writer: ManifestWriter) -> dict[StreamKey, int]:
@@ -235,138 +253,3 @@ def _not_archived(writer: ManifestWriter, archives: Mapping[str, TopicArchive]) 
 
 def _is_same(state: NodeState, other: NodeState | None) -> bool:
     return other is not None and msgspec.structs.replace(state, taken_unix_ns=other.taken_unix_ns) == other
-
-
-# --- reading the data directory ------------------------------------------------------------------------------------------
-
-
-def engine_directories(disk: Disk, topic: str) -> list[str]:
-    """The paths of a topic's directories, those of retired cores included."""
-    found = []
-    for parent in (topic, f"{topic}/{RETIRED_NAME}"):
-        found += [f"{parent}/{name}" for name in disk.list_directory(parent) if core_of(name) is not None]
-    return found
-
-
-def take_state(disk: Disk, node: str, directories: Iterable[str], behind: Mapping[StreamKey, Behind] = {}) -> NodeState:
-    """Read the state of a node from its data directory.
-
-    Args:
-        directories: of the engines that belong to it.
-        behind: what of streams is not archived.
-
-    Raises:
-        DiskError: something cannot be read.
-    """
-    taken_unix_ns = time.time_ns()
-    engines = [engine for path in directories if (engine := _take_engine(disk, path, behind)) is not None]
-    names = [CATALOGUE_NAME, CORES_FILE]
-    names += decision_names(disk)
-    return NodeState(node=node, taken_unix_ns=taken_unix_ns, files=_read_files(disk, "", names), engines=tuple(engines))
-
-
-def decision_names(disk: Disk) -> list[str]:
-    """The paths of the decisions in the node's own log. Raises DiskError."""
-    return [f"{OWN_LOG_NAME}/{name}" for name in disk.list_directory(OWN_LOG_NAME) if name.endswith(".json")]
-
-
-def _take_engine(disk: Disk, directory: str, behind: Mapping[StreamKey, Behind]) -> EngineState | None:
-    """The state of one directory; None where it has no identity yet."""
-    paths = EnginePaths(directory)
-    identity = read_file(disk, paths.core)
-    try:
-        core = None if identity is None else decode_core(identity)
-    except DAMAGE as error:
-        logger.warning("quiver.archive.state_without_core path=%s error=%s", paths.core, error)
-        core = None
-    if core is None or identity is None:
-        return None
-    topic = directory.partition("/")[0]
-    stream = StreamKey(topic, core.incarnation.hex(), core.core_id)
-    known = behind.get(stream, Behind())
-    # Before the journal: a stage that is published meanwhile is in both, and not in neither.
-    prepared = tuple(_prepared(disk, paths))
-    files = {**_read_progress(disk, paths), **_read_others(disk, paths), CORE_NAME: identity}
-    return EngineState(
-        topic=topic,
-        core=core.core_id,
-        directory=directory,
-        incarnation=stream.incarnation,
-        files=files,
-        on_disk=_segments_on_disk(disk, paths),
-        unarchived=tuple(
-            sorted(
-                (
-                    *(KnownSegment(info.segment_seq, info.bundle_count, True) for info in known.sealed),
-                    *(KnownSegment(info.segment_seq, info.bundle_count, False) for info in known.unsealed),
-                ),
-                key=lambda each: each.segment_seq,
-            )
-        ),
-        next_segment_seq=known.next_segment_seq,
-        prepared=prepared,
-    )
-
-
-def _read_progress(disk: Disk, paths: EnginePaths) -> dict[str, bytes]:
-    """Progress as its journal has it, then the notices that it relies on."""
-    journal = {}
-    content = read_file(disk, paths.progress_journal)
-    if content is not None:
-        with contextlib.suppress(FormatError):  # without the journal, the files alone are right, and older
-            journal = decode_progress_journal(content).latest
-    names = [name for name in disk.list_directory(paths.root) if subscriber_of(name) is not None]
-    progress = _read_files(disk, paths.root, names)
-    found = {
-        name: current_content(content, journal.get(subscriber_of(name) or "")) for name, content in progress.items()
-    }
-    notices = [name for name in disk.list_directory(paths.root) if gaps_subscriber_of(name) is not None]
-    return found | _read_files(disk, paths.root, notices)
-
-
-def _read_others(disk: Disk, paths: EnginePaths) -> dict[str, bytes]:
-    names = [FOREIGN_NAME, TRANSACTIONS_NAME, PRODUCERS_NAME, f"{WAL_NAME}/{CURSOR_NAME}"]
-    return _read_files(disk, paths.root, names)
-
-
-def _segments_on_disk(disk: Disk, paths: EnginePaths) -> tuple[tuple[int, int], ...]:
-    """The numbers of sealed segments, those on the cold disk included: one that moves there meanwhile is in either."""
-    found = {segment_seq_of(name) for name in disk.list_directory(paths.segments)} - {None}
-    content = read_file(disk, paths.cold, COLD_LIST_BYTES_MAX)
-    if content is not None:
-        with contextlib.suppress(FormatError):
-            found |= decode_cold_list(content).segments.keys()
-    return add_to_runs((), sorted(each for each in found if each is not None))
-
-
-def prepared_numbers(disk: Disk, directory: str) -> list[int]:
-    """The numbers of the prepared stages of a directory. Raises DiskError."""
-    names = disk.list_directory(EnginePaths(directory).staged)
-    digits = [name.removesuffix(PREPARED_SUFFIX) for name in names if name.endswith(PREPARED_SUFFIX)]
-    return [int(each) for each in digits if each.isdecimal()]
-
-
-def _prepared(disk: Disk, paths: EnginePaths) -> Iterator[PreparedStage]:
-    for number in prepared_numbers(disk, paths.root):
-        content = read_file(disk, paths.prepared(number))
-        if content is None:
-            continue
-        with contextlib.suppress(FormatError):
-            record = decode_prepared(content)
-            bundles = sum(part.bundles for part in record.parts)
-            yield PreparedStage(record.number, record.order.txn_id, record.order.epoch, bundles, content)
-
-
-def _read_files(disk: Disk, directory: str, names: Iterable[str]) -> dict[str, bytes]:
-    found = {name: read_file(disk, f"{directory}/{name}" if directory else name) for name in names}
-    return {name: content for name, content in found.items() if content is not None}
-
-
-def read_file(disk: Disk, path: str, size_bytes_max: int = FILE_BYTES_MAX) -> bytes | None:
-    """The content of a small file; None where there is none. Raises DiskError."""
-    try:
-        return read_whole(disk, path, size_bytes_max)
-    except DiskError as error:
-        if error.errno != errno.ENOENT:
-            raise
-        return None

@@ -1,7 +1,8 @@
 """The archiving of one topic: what its workers hold goes into the store, then into the manifest, and only then is it acknowledged.
 
 Each core of the topic is a stream. A stream is archived in the order of its segment numbers, up to the first one that is still to come:
-what is behind it could be followed by a notice about it.
+what is behind it could be followed by a notice about it. The segments of a stage that was published are recorded in one step, however many
+there are: with some of them a restore could neither publish the stage again nor go on without it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ BATCH_BYTES_MAX = 256 << 20
 KNOWN_RUNS_MAX = 1000
 
 
+Stages = Sequence[tuple[int, int]]
+"""The first and the last segment of each of some published stages."""
+
+
 class Step(NamedTuple):
     """The work that one stream needs now, as `plan` returns it."""
 
@@ -67,10 +72,16 @@ class States(Protocol):
     def record(self, writer: ManifestWriter, stream: StreamKey, addition: Addition) -> None:
         """Record segments and holes of a stream. Raises as `ManifestWriter.commit`."""
 
+    def published(self, stream: StreamKey) -> Stages:
+        """The stages of a stream that were published last. Raises DiskError."""
 
-def plan(held: HeldCore, archived_through: int) -> Step:
+
+def plan(held: HeldCore, archived_through: int, published: Stages = ()) -> Step:
     """Decide what comes next for one stream. Pure."""
+    published = [(first, last) for first, last in published if first > archived_through]
     end = min(held.unsettled, default=None)
+    if end is not None:
+        end = next((first for first, last in published if first <= end <= last), end)
 
     def is_settled(segment_seq: int) -> bool:
         return end is None or segment_seq < end
@@ -84,6 +95,10 @@ def plan(held: HeldCore, archived_through: int) -> Step:
         if new and size_bytes > BATCH_BYTES_MAX:
             break
         new.append(info)
+    if new:
+        # As a whole, or it waits for its rest.
+        through = next((last for first, last in published if first <= new[-1].segment_seq <= last), -1)
+        new += [info for info in ready[len(new) :] if info.segment_seq <= through]
     last = new[-1].segment_seq if len(new) < len(ready) else None
     return Step(
         new,
@@ -95,6 +110,15 @@ def plan(held: HeldCore, archived_through: int) -> Step:
         [gap for gap in held.gaps if is_settled(gap.segment_seq) and (last is None or gap.segment_seq <= last)],
         missing,
     )
+
+
+def without_half_a_stage(described: list[Described], published: Stages) -> list[Described]:
+    """Segments, the last of which could not be uploaded, without those of a stage of which it is."""
+    if not described:
+        return described
+    newest = described[-1].segment.segment_seq
+    begins = next((first for first, last in published if first <= newest < last), newest + 1)
+    return [each for each in described if each.segment.segment_seq < begins]
 
 
 def hole_of(gap: Gap, noted_unix_ns: int) -> Hole:
@@ -202,14 +226,17 @@ class TopicArchive:
         self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey, held: HeldCore, settings: TopicSettings
     ) -> bool:
         known = self._known(store, writer, stream)
-        step = plan(held, known.archived_through)
+        has_new = any(info.segment_seq > known.archived_through for info in held.segments)
+        published = self._states.published(stream) if has_new else ()
+        step = plan(held, known.archived_through, published)
         self._check_known(store, writer, stream, step.known)
         self.streams[stream.core] = known
         if step.new:
             writer.check_owner()
         described = self._upload(store, stream, step.new, settings)
+        is_cut = len(described) < len(step.new)
+        described = without_half_a_stage(described, published) if is_cut else described
         segments = [each.segment for each in described]
-        is_cut = len(segments) < len(step.new)
         through = segments[-1].segment_seq if segments else known.archived_through
         gaps = [gap for gap in step.gaps if not is_cut or gap.segment_seq <= through]
         if segments or gaps:

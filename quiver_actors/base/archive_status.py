@@ -29,6 +29,8 @@ class ArchivedStream(msgspec.Struct, frozen=True, kw_only=True):
     """First and last number of archived segments that follow each other."""
     holes: tuple[tuple[int, int, int, str], ...] = ()
     """Bundles of these numbers that never will be archived: segment, first bundle, count (0: all from there on), reason."""
+    stages: tuple[int, ...] = ()
+    """The numbers of prepared stages whose bundles are archived, and that a restore would prepare again."""
     lag_segments: int = 0
     """Sealed segments that are not archived yet."""
     lag_bytes: int = 0

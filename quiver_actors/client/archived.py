@@ -12,6 +12,7 @@ from quiver_actors.base.protocol.messages import ListSegments, SegmentList
 from quiver_actors.client.exchange import Exchange, Flow
 from quiver_actors.client.requests import Requests
 from quiver_actors.errors import QuiverError, UsageError
+from quiver_actors.transactions.model import Token
 
 ARCHIVE_TIMEOUT_SECONDS = 60.0
 LOOK_SECONDS = 0.02
@@ -36,6 +37,8 @@ class Wanted(NamedTuple):
     """Runs of bundles in the order of their segments: segment, first bundle, the one behind the last."""
     through: int = -1
     """Everything up to this segment is to be archived, or known never to be."""
+    stages: tuple[int, ...] = ()
+    """Numbers of prepared stages."""
 
 
 def check_until(until: str) -> bool:
@@ -57,6 +60,11 @@ def wanted_of(receipts: Iterable[Receipt | BundleId], incarnations: Mapping[int,
     ]
 
 
+def stages_of(tokens: Iterable[Token]) -> list[Wanted]:
+    """What tokens of prepared stages ask for."""
+    return [Wanted(each.topic, each.core, each.incarnation, stages=(each.number,)) for each in tokens]
+
+
 def topics_of(receipts: Iterable[Receipt | BundleId]) -> set[str]:
     """The topics that receipts, or bundle ids, are of."""
     return {(each.bundle_id if isinstance(each, Receipt) else each).topic for each in receipts}
@@ -73,6 +81,8 @@ def is_archived(status: ArchiveStatus | None, wanted: Wanted) -> bool:
         return False
     last = wanted.places[-1][0] if wanted.places else -1
     if max(wanted.through, last) > stream.archived_through:
+        return False
+    if not {*wanted.stages} <= {*stream.stages}:
         return False
     return all(_has(stream, wanted, *place) for place in wanted.places)
 
@@ -122,6 +132,10 @@ def not_archived_text(status: ArchiveStatus | None, wanted: Wanted, timeout_seco
         return f"{what}: the archiver is {status.state}: {status.error}"
     if not any(each.topic == wanted.topic for each in status.streams):
         return f"{what}: the topic is not archived (archive.enabled)"
+    if wanted.stages:
+        return (
+            f"{what}: the archiver has not uploaded stage {wanted.stages[0]} yet, or the stage is not prepared any more"
+        )
     return f"{what}: the archiver is behind by {status.lag_segments} segments; the bundles may not be sealed yet"
 
 
@@ -154,18 +168,24 @@ class ArchiveWaiting:
         """Path of the node's run directory."""
         raise NotImplementedError
 
-    def wait_archived(self, receipts: Iterable[Receipt | BundleId], timeout: float = ARCHIVE_TIMEOUT_SECONDS) -> None:
+    def wait_archived(
+        self, receipts: Iterable[Receipt | BundleId | Token], timeout: float = ARCHIVE_TIMEOUT_SECONDS
+    ) -> None:
         """Wait until the bundles of these receipts are in the archive: uploaded, and recorded in its manifest.
+
+        Args:
+            receipts: also bundle ids, and tokens of stages that are prepared and not published: `quiver restore` prepares those again.
 
         Raises:
             NotArchived: they are not after `timeout` seconds, or never will be, for example because they were evicted before.
             UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
-        receipts = list(receipts)
-        wanted: list[Wanted] = []
-        for topic in topics_of(receipts):
+        asked = list(receipts)
+        wanted = stages_of(each for each in asked if isinstance(each, Token))
+        stored = [each for each in asked if not isinstance(each, Token)]
+        for topic in topics_of(stored):
             incarnations = self._exchange.run(incarnations_of(self._requests, topic))
-            wanted += [each for each in wanted_of(receipts, incarnations) if each.topic == topic]
+            wanted += [each for each in wanted_of(stored, incarnations) if each.topic == topic]
         self._await_archived(wanted, timeout)
 
     def _await_archived(self, wanted: list[Wanted], timeout_seconds: float) -> None:

@@ -54,13 +54,22 @@ class ArchivedStream(NamedTuple):
         here = {info.segment_seq: info for info in on_disk if info.segment_seq not in self.gone}
         return list({**self.segments, **here}.values())
 
+    def up_to(self, segment_seq: int) -> ArchivedStream:
+        """The segments up to that number."""
+        return self._replace(
+            segments={seq: info for seq, info in self.segments.items() if seq <= segment_seq},
+            gone=frozenset(seq for seq in self.gone if seq <= segment_seq),
+        )
+
     def has_more_of(self, info: SegmentInfo) -> bool:
         """Whether fewer bundles of a segment are lost here than on the disk."""
         archived = self.segments.get(info.segment_seq)
         if archived is None or not archived.size_bytes or archived.bundle_count < info.bundle_count:
             return False
         holes = [hole.bundle_count for hole in self.holes if hole.segment_seq == info.segment_seq]
-        return all(holes) and sum(holes) < info.lost_count
+        # A rescue may have found less of it than it had. What is not sealed here has grown since.
+        lost_count = info.lost_count + (archived.bundle_count - info.bundle_count if info.row_count >= 0 else 0)
+        return all(holes) and sum(holes) < lost_count
 
     def is_of_unknown_length(self, segment_seq: int) -> bool:
         """Whether nobody knows how many bundles a lost segment had."""
@@ -109,12 +118,17 @@ class ArchivedReads:
         incarnation: str,
         *,
         end: BundleId | None = None,
+        newest_segment_seq: int = -1,
         with_columns: bool = False,
     ) -> ArchivedStream:
         """Ask for what is archived of a range, if the disk does not have all of it; else nothing is asked.
 
+        Nothing is named behind what the disk had: what lay open there may be whole in the archive by now, and behind it comes more.
+
         Args:
             start, end: None: where the disk begins and ends.
+            on_disk: with the log behind them, where it is known.
+            newest_segment_seq: the highest number that the disk had, if that is not among `on_disk` any more.
             incarnation: that of the core's directory; empty: not known, and nothing is asked.
             with_columns: whether the columns of the segments are wanted, too.
 
@@ -127,7 +141,9 @@ class ArchivedReads:
             return stream
         numbers = {info.segment_seq for info in on_disk}
         found = self._listed(stream, first_seq, numbers, with_columns=with_columns)
-        more = frozenset(info.segment_seq for info in on_disk if info.lost_count and found.has_more_of(info))
+        newest = max(newest_segment_seq, *numbers, -1)
+        found = found if newest < 0 else found.up_to(newest)
+        more = frozenset(info.segment_seq for info in on_disk if found.has_more_of(info))
         found = found._replace(gone=found.gone | more)
         first = None if start is None else found.segments.get(start.segment_seq)
         if start is None or first is None or first.size_bytes or not found.is_of_unknown_length(start.segment_seq):

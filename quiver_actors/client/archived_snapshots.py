@@ -141,10 +141,17 @@ def whole_material(reads: ArchivedReads, gathered: Gathered) -> Material:
 def _older(reads: ArchivedReads, taken: Taken, core: int, on_disk: CoreOnDisk, span: Span) -> Iterator[SnapshotPart]:
     topic = taken.snapshot.topic
     start = _start(topic, core, on_disk, span)
-    stream = reads.before(topic, core, start, on_disk.segments, on_disk.incarnation, with_columns=True)
-    newest = on_disk.newest_segment_seq
-    # What was sealed since the disk was listed is not of the snapshot: what lay open before it is not whole there.
-    infos = [stream.segments[seq] for seq in sorted(stream.gone) if newest < 0 or seq <= newest]
+    bounded = [*on_disk.segments, *filter(None, [on_disk.next_log])]
+    stream = reads.before(
+        topic,
+        core,
+        start,
+        bounded,
+        on_disk.incarnation,
+        newest_segment_seq=on_disk.newest_segment_seq,
+        with_columns=True,
+    )
+    infos = [stream.segments[seq] for seq in sorted(stream.gone)]
     oldest = min((info.segment_seq for info in on_disk.segments), default=-1)
     is_older = start is not None and not 0 <= oldest <= start.segment_seq
     if not is_older:
@@ -154,7 +161,7 @@ def _older(reads: ArchivedReads, taken: Taken, core: int, on_disk: CoreOnDisk, s
         return
     if is_older:
         first = start if span.start_ns is None else None
-        parts_of([*infos, *on_disk.segments], first, None, topic, core, stream.through)
+        parts_of([*infos, *bounded], first, None, topic, core, stream.through)
 
     def opened(part: SegmentPart, projection: Projection) -> MappedSegment:
         return reads.segment(stream, part, taken.slots, projection)

@@ -70,12 +70,19 @@ def first_missing(segments: Sequence[SegmentInfo], start: BundleId | None, end: 
         assert info is not None
         if before is not None and before.segment_seq + 1 < info.segment_seq > first_seq and not _follows(before, info):
             found = max(first_seq, before.segment_seq + 1)
+        elif before is not None and first_seq <= before.segment_seq and _ends_early(before, info):
+            found = before.segment_seq
         elif info.lost_count and info.segment_seq >= first_seq:
             found = info.segment_seq
         else:
             continue
         return found if end is None or found <= end.segment_seq else None
     return None
+
+
+def _ends_early(before: SegmentInfo, behind: SegmentInfo) -> bool:
+    """Whether bundles at the end of a segment are missing: of a rescued one nobody may know how many there were."""
+    return before.segment_seq + 1 == behind.segment_seq and 0 < before.position_end < behind.position_start
 
 
 def _follows(before: SegmentInfo, behind: SegmentInfo) -> bool:
@@ -133,8 +140,12 @@ def _behind_unused(stored: dict[int, SegmentInfo], numbers: Sequence[int], segme
 
 
 def _not_stored(stored: dict[int, SegmentInfo], segment_seq: int) -> NotStored:
-    state = "to be read yet: nothing of it is durable" if not stored or segment_seq > max(stored) else "stored any more"
-    return NotStored(f"segment {segment_seq} of the range is not {state}")
+    if not stored or segment_seq > max(stored):
+        return NotStored(f"segment {segment_seq} of the range is not to be read yet: nothing of it is durable")
+    return NotStored(
+        f"segment {segment_seq} of the range is not stored any more: it was deleted or lost; read what is in front of it with `end`, and "
+        "what is behind it with `start`"
+    )
 
 
 def _segment_seq_of(info: SegmentInfo) -> int:

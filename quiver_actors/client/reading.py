@@ -60,7 +60,7 @@ class ReadingClient:
             UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
         found = self.readable(topic).items()
-        return {core: self._archived.gone(topic, core, each.infos, each.incarnation) for core, each in found}
+        return {core: self._archived.gone(topic, core, each.bounded, each.incarnation) for core, each in found}
 
     def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:
         """Every distinct schema that a topic has stored, by core, sealed or not. Raises as `flush`."""

@@ -94,6 +94,7 @@ class OnDisk(NamedTuple):
     """The segments of a topic that one core can be asked for now, and what is wanted of them."""
 
     segments: list[SegmentInfo]
+    """Includes the log behind them (`ReadableSegments.bounded`)."""
     incarnation: str
     """Incarnation of the core's directory; empty: the worker does not say."""
     core: int
@@ -210,7 +211,7 @@ class Requests:
         projection = asked.resolve(slots)
         call = yield from self._ask(core, lambda tag: ListSegments(tag, topic, self._patience_ms))
         found = _readable_segments_in(call)
-        return OnDisk(found.infos, found.incarnation, core, slots, projection, found.obstacle)
+        return OnDisk(found.bounded, found.incarnation, core, slots, projection, found.obstacle)
 
     def part_reader(self, core: int, topic: str, part: SegmentPart, *, verifies_checksums: bool) -> Flow[BundleReader]:
         """Open and map the segment of a part, sealed or not."""
@@ -386,6 +387,7 @@ def _readable_segments_in(call: Call) -> ReadableSegments:
         listed.next_segment_seq,
         listed.obstacle,
         listed.unlisted,
+        listed.unsealed_from,
     )
 
 

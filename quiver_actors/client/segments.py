@@ -97,11 +97,27 @@ class ReadableSegments(NamedTuple):
     the way."""
     unlisted: tuple[int, ...] = ()
     """Numbers of segments that are there and not in the first list: not sealed, or damaged and not rescued yet."""
+    unsealed_from: tuple[int, int] | None = None
+    """Segment number and log position at which begins what is not sealed, or the next log will; None: not known."""
 
     @property
     def infos(self) -> list[SegmentInfo]:
         """All of them, oldest first."""
         return [*self.sealed, *self.unsealed]
+
+    @property
+    def next_log(self) -> SegmentInfo | None:
+        """The log behind them, as a segment without bundles: it tells whether the newest one is missing. None: an unsealed one tells it, or
+        the positions are not known."""
+        if self.unsealed or self.unsealed_from is None or not all(info.position_end for info in self.sealed[-1:]):
+            return None
+        segment_seq, position = self.unsealed_from
+        return SegmentInfo(segment_seq, 0, -1, 0, 0, 0, position_start=position, position_end=position)
+
+    @property
+    def bounded(self) -> list[SegmentInfo]:
+        """All of them, and behind them the next log."""
+        return [*self.infos, *filter(None, [self.next_log])]
 
 
 def map_segment(descriptor: int, size_bytes: int, segment_seq: int, *, is_log: bool = False) -> SegmentMapping:

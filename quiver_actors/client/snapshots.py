@@ -36,6 +36,8 @@ class CoreOnDisk(NamedTuple):
     newest_segment_seq: int
     """The highest number that there was at the beginning; -1: there was nothing."""
     incarnation: str
+    next_log: SegmentInfo | None = None
+    """The log behind them, as of `ReadableSegments`."""
 
 
 class Taken(NamedTuple):
@@ -120,6 +122,7 @@ def _on_disk(core: int, found: ReadableSegments, stored: set[tuple[int, int]]) -
         [info for info in found.infos if (core, info.segment_seq) in stored],
         max((info.segment_seq for info in found.infos), default=-1),
         found.incarnation,
+        found.next_log,
     )
 
 

@@ -12,7 +12,7 @@ A stage belongs to one thread at a time; its client may be shared.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -48,6 +48,9 @@ from quiver_actors.transactions.model import Token, check_txn_id
 
 __all__ = ["Stage", "StagePlan"]
 
+WaitArchived = Callable[[list[Token], float], None]
+"""Waits until the bundles of tokens are in the archive, at most so many seconds. Raises NotArchived."""
+
 
 class StagePlan(msgspec.Struct, frozen=True):
     """Identity of a stage: transaction, partition, attempt and decision log."""
@@ -66,7 +69,12 @@ class Stage:
     """One open stage. See `Client.stage`; a context manager that aborts unless it was prepared."""
 
     def __init__(
-        self, producer: Producer, channels: ChannelSet[PushChannel], wanted: StagePlan, key: str | bytes | None
+        self,
+        producer: Producer,
+        channels: ChannelSet[PushChannel],
+        wanted: StagePlan,
+        key: str | bytes | None,
+        wait_archived: WaitArchived | None = None,
     ) -> None:
         """Use `Client.stage`."""
         check_txn_id(wanted.txn_id)
@@ -77,6 +85,7 @@ class Stage:
         self._channels = channels
         self._exchange = channels.exchange
         self._key = key
+        self._wait_archived = wait_archived
         self._core = -1
         self._number = 0
         """Number that the worker gave the stage; 0: the stage is not open."""
@@ -222,8 +231,12 @@ class Stage:
 
     # --- ends ----------------------------------------------------------------------------------------------------------------
 
-    def prepare(self, timeout: float = 60.0) -> Token | None:
+    def prepare(self, timeout: float = 60.0, *, until: str = "prepared") -> Token | None:
         """Make the stage durable. Nothing more can be pushed; it is visible to nobody until it is published.
+
+        Args:
+            until: "archived": return when the archive has the bundles, too, so that `quiver restore` prepares the stage again under its
+                token if the node is lost.
 
         Returns:
             None if nothing was pushed: there is nothing to publish.
@@ -232,16 +245,33 @@ class Stage:
             TransactionAborted: the stage is gone. A token may exist all the same, if the connection was lost just now: nobody knows it,
                 and its worker drops it after the ttl.
             WorkerUnavailable: no answer came in time. If one comes later to this client, the token is dropped then.
+            NotArchived: the stage is prepared, `token` has its token, and the archive did not have it in time: decide about it as about any
+                other, or wait with `Client.wait_archived([stage.token])`.
+            UsageError: the topic is not archived. The stage is still open.
         """
-        return self._exchange.run(self.preparing(timeout))
+        if until not in ("prepared", "archived"):
+            raise UsageError(f"until {until!r} is not possible: expected one of prepared, archived")
+        waits = self._wait_archived if until == "archived" else None
+        deadline = time.monotonic() + timeout
+        if waits is not None:
+            waits([], 0.0)  # where nothing is ever archived, it is refused before anything is prepared
+        token = self._exchange.run(self.preparing(timeout, is_awaited=waits is not None))
+        if token is not None and waits is not None:
+            waits([token], max(0.0, deadline - time.monotonic()))
+        return token
 
-    def preparing(self, timeout_seconds: float) -> Flow[Token | None]:
-        """Prepare the stage like `prepare`, as a flow."""
+    def preparing(self, timeout_seconds: float, *, is_awaited: bool = False) -> Flow[Token | None]:
+        """Prepare the stage like `prepare`, as a flow, which does not wait for the archive."""
         self._check_open()
+        number = self._number
         try:
-            answer = yield from self._preparing(timeout_seconds)
+            answer = yield from self._preparing(timeout_seconds, is_awaited=is_awaited)
+        except UsageError:
+            number = 0  # it was refused, and nothing has become of the stage
+            raise
         finally:
-            self._number = 0
+            if number:
+                self._number = 0
         self.token = self._token(answer) if answer.bundles else None
         return self.token
 
@@ -263,10 +293,10 @@ class Stage:
             answer.expires_unix_ns,
         )
 
-    def _preparing(self, timeout_seconds: float) -> Flow[StageReady]:
+    def _preparing(self, timeout_seconds: float, *, is_awaited: bool) -> Flow[StageReady]:
         deadline_ns = deadline_after(timeout_seconds)
         channel, number = self._channel(), self._number
-        call = Call(lambda tag: PrepareStage(tag, self.wanted.topic, number), self._drop_late)
+        call = Call(lambda tag: PrepareStage(tag, self.wanted.topic, number, is_awaited), self._drop_late)
         channel.call(call)
         try:
             while not call.is_done:

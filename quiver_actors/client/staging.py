@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from quiver_actors.base.model import DEFAULT_TOPIC
 from quiver_actors.base.protocol.messages import DropStages, ListStages, StageInfo, StageList
+from quiver_actors.client.archived import ArchiveWaiting
 from quiver_actors.client.calls import Call
 from quiver_actors.client.channels import ChannelSet, raise_refusals
 from quiver_actors.client.exchange import Exchange
@@ -23,7 +24,7 @@ from quiver_actors.transactions.model import ABORT, COMMIT, TTL_SECONDS, Decisio
 PUBLISH_TIMEOUT_SECONDS = 60.0
 
 
-class StagingClient:
+class StagingClient(ArchiveWaiting):
     """Methods of `Client` for transactions: stages, tokens and decisions."""
 
     _exchange: Exchange
@@ -66,7 +67,7 @@ class StagingClient:
             raise UsageError(f"decision log {decisions!r}: expected an absolute path or a URI")
         name = socket.gethostname() if node is None else node
         wanted = StagePlan(txn_id, topic, partition, attempt, epoch, decisions or "", ttl, name)
-        stage = Stage(self._producer, self._channels, wanted, key)
+        stage = Stage(self._producer, self._channels, wanted, key, self.wait_archived)
         self._exchange.run(stage.beginning(timeout))
         return stage
 

@@ -29,10 +29,10 @@ def store(tmp_path: Path) -> Iterator[ObjectStore]:
     made.close()
 
 
-def staged(client: Client, txn_id: str, *values: int, decisions: str | None = None) -> Token:
+def staged(client: Client, txn_id: str, *values: int, decisions: str | None = None, until: str = "prepared") -> Token:
     with client.stage(txn_id, decisions=decisions) as stage:
         stage.push_many(numbers(value) for value in values)
-        token = stage.prepare()
+        token = stage.prepare(until=until)
     assert token is not None
     return token
 
@@ -70,7 +70,8 @@ def test_prepared_stages_are_published_by_the_node_that_takes_over(
             client.publish(client.decide("published", 0, [published]).tokens)
             client.push(numbers(3))
             own = staged(client, "own", 10, 11, decisions=str(node.directories.data / "quiver.decisions"))
-            shared = staged(client, "shared", 20, 21, decisions=log.location)
+            shared = staged(client, "shared", 20, 21, decisions=log.location, until="archived")
+            assert "shared" in archived_stages(store)
             lost = staged(client, "lost", 30, decisions=log.location)
             client.flush(until="archived", timeout=60)
             wait_for_state(store, lambda _: archived_stages(store) == {"own", "shared", "lost"})

@@ -15,7 +15,7 @@ from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload, re
 from quiver_actors.archive.node_state import NodeState, decode_state, encode_state
 from quiver_actors.archive.restoring.directory import Restored, restore
 from quiver_actors.archive.staged_bundles import StagedBundles, described
-from quiver_actors.archive.state_keeper import engine_directories, take_state
+from quiver_actors.archive.state_reading import engine_directories, take_state
 from quiver_actors.archive.topic_archive import Behind
 from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.protocol.segment_messages import SegmentInfo

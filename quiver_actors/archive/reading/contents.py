@@ -47,6 +47,8 @@ class NodeContents:
         self.node = node
         self._store = store
         self._parts: dict[str, Part] = {}
+        self._merged: dict[StreamKey, tuple[StreamRef, StreamContents]] = {}
+        """What the parts of a stream amount to; it is asked for with each segment that is opened."""
         self._lock = new_lock()
         self._head = self._read_head()
 
@@ -57,6 +59,8 @@ class NodeContents:
         with self._lock:
             self._head = head
             self._parts = {key: part for key, part in self._parts.items() if key in named}
+            refs = {stream.key: stream for stream in head.streams}
+            self._merged = {key: known for key, known in self._merged.items() if refs.get(key) == known[0]}
 
     @property
     def streams(self) -> tuple[StreamRef, ...]:
@@ -76,14 +80,22 @@ class NodeContents:
             stream = self._head.stream(key)
             if stream is None:
                 return StreamContents(key, (), (), -1)
+            known = self._merged.get(key)
+            if known is not None and known[0] == stream:
+                return known[1]
             commit = self._head.commit
             try:
-                return _contents(stream, [self._part(ref) for ref in stream.parts])
+                return self._noted(stream, _contents(stream, [self._part(ref) for ref in stream.parts]))
             except InvalidFormat:
                 self.refresh()
                 if self._head.commit == commit:
                     raise
         raise ArchiveUnavailable(f"the manifest of node {self.node!r} changes faster than it can be read: try again")
+
+    def _noted(self, stream: StreamRef, found: StreamContents) -> StreamContents:
+        with self._lock:
+            self._merged[stream.key] = stream, found
+        return found
 
     def _read_head(self) -> Head:
         found = read_head(self._store, self.node)

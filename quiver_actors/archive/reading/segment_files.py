@@ -17,6 +17,9 @@ from quiver_actors.archive.reading.pieces import Numbered
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat, NotStored
 from quiver_actors.store.objects.object_store import ObjectMissing, ObjectStore
 
+FILES_MAX = 256
+"""Files that are kept where a program does not say how many: each takes two descriptors, and many processes may have 1,024."""
+
 
 class Place(NamedTuple):
     """Where a copy of a segment lies."""
@@ -32,13 +35,16 @@ class SegmentFiles:
     Args:
         cache_dir: where they are made.
         cache_bytes: how many bytes of blocks are kept.
+        files_max: how many files are kept.
     """
 
-    def __init__(self, store: ObjectStore, node: str, cache_dir: str, cache_bytes: int) -> None:
+    def __init__(
+        self, store: ObjectStore, node: str, cache_dir: str, cache_bytes: int, files_max: int = FILES_MAX
+    ) -> None:
         self._store = store
         self._node = node
         self._cache_dir = cache_dir
-        self._cache = BlockCache(cache_bytes)
+        self._cache = BlockCache(cache_bytes, files_max)
         self._windows = PackWindows(store)
 
     @property

@@ -28,7 +28,7 @@ from quiver_actors.archive.ownership import OwnRecord, Place, read_record, write
 from quiver_actors.archive.restoring.plan import EnginePlan, Loss, Plan, read_plan
 from quiver_actors.archive.restoring.small_files import renumbered, with_keys, with_notices, without_stages
 from quiver_actors.archive.restoring.stages import NOT_ARCHIVED, LostStage, decide_lost, write_stages
-from quiver_actors.archive.state_keeper import read_file
+from quiver_actors.archive.state_reading import read_file
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError, StorageFull, UsageError
 from quiver_actors.store.disk.protocol import Disk, write_atomically

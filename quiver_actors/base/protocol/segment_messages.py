@@ -114,6 +114,9 @@ class SegmentList(Message, tag=69, frozen=True):
     is synced or sealed, or a publish in front of it is done; or not said."""
     obstacle: str = ""
     """Why some of what was acknowledged cannot be read after all the patience of the request, where no seal is waited for by design."""
+    unsealed_from: tuple[int, int] | None = None
+    """Segment number and log position of the oldest log that is not sealed, or of the next one: where the newest sealed segment ends at
+    another position, something behind it is missing. None: not said."""
 
 
 class SchemaInfo(msgspec.Struct, array_like=True, frozen=True):

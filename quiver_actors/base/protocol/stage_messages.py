@@ -33,6 +33,8 @@ class PrepareStage(Message, tag=42, frozen=True):
     tag: int
     topic: str
     stage: int
+    is_awaited: bool = False
+    """Somebody waits until its bundles are in the archive; refused where the topic is not archived."""
 
 
 class AbandonStage(Message, tag=47, frozen=True):

@@ -9,7 +9,6 @@ import gc
 import importlib
 import logging
 import os
-import resource
 import select
 import signal
 import sys
@@ -21,6 +20,7 @@ from typing import TypeVar
 from quiver_actors.base.bell import ring
 from quiver_actors.base.clock import Clock, SystemClock
 from quiver_actors.base.config import TopicSettings
+from quiver_actors.base.descriptors import want_descriptors
 from quiver_actors.base.homes import ProducerHomes
 from quiver_actors.base.metrics.figures import WorkerState
 from quiver_actors.base.model import DEAD_LETTER_SUFFIX
@@ -315,11 +315,8 @@ def _prepare_process() -> None:
     # A terminal's INT goes to every process of the group: what to do about it is the supervisor's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < _DESCRIPTORS_WANTED:
-        # Two descriptors a connection and hundreds of segments are more than the usual soft limit.
-        wanted = _DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS_WANTED)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    # Two descriptors a connection and hundreds of segments are more than the usual soft limit.
+    want_descriptors(_DESCRIPTORS_WANTED)
 
 
 def _settle_garbage() -> None:

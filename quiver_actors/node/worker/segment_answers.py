@@ -26,6 +26,7 @@ def segment_list(engine: Engine, tag: int, acknowledged: int, obstacle: str = ""
         open_segments,
         engine.readable_end.covers(acknowledged),
         obstacle,
+        engine.readable_end.unsealed_from(),
     )
 
 

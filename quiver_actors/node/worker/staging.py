@@ -123,6 +123,10 @@ class Staging:
         stage = self._stages.get(message.stage, session)
         if message.stage in self.pushes.waiting_stages:
             raise UsageError(f"stage {message.stage} still has pushes that wait: prepare it once they are acknowledged")
+        if message.is_awaited and not self._engine.settings.archive.enabled:
+            raise UsageError(
+                f"topic {self._engine.topic!r} is not archived (archive.enabled): prepare without waiting for the archive"
+            )
         self.pushes.write()
         if stage.state is not StageState.OPEN:
             raise TransactionAborted(f"stage {message.stage} could not be written: {stage.reason}")
@@ -131,6 +135,7 @@ class Staging:
             session.send(StageReady(message.tag, self._engine.incarnation.hex(), 0, 0, 0, 0, 0))
             return
         self._preparing[stage.number] = (session, message.tag)
+        stage.is_awaited = message.is_awaited
         self._stages.prepare(stage)
 
     def drop_rivals(self, message: PublishStages, numbers: Collection[int]) -> None:

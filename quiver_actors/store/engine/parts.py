@@ -149,7 +149,7 @@ def assemble(
     stage_jobs = StageJobs(disk, paths, settings, clock, condition, numbers, sealed_segments, table, allowance)
     group_commit = GroupCommit(disk, paths, settings, clock, condition, numbers, logs)
     intake = LonePushes(place, clock, condition, numbers, logs, producers, group_commit)
-    readable_end = ReadableEnd(logs, progress, sealed_segments.waiting, clock, lambda: stage_jobs.first_publishing)
+    readable_end = ReadableEnd(logs, progress, sealed_segments.waiting, clock, publishes, numbers)
     return Parts(
         clock=clock,
         condition=condition,

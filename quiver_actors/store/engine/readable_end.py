@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,7 +31,9 @@ from quiver_actors.store.wal.layout import HEADER_BYTES
 
 if TYPE_CHECKING:
     from quiver_actors.store.engine.log_queue import LogQueue
+    from quiver_actors.store.engine.numbers import Numbers
     from quiver_actors.store.engine.progress import Progress
+    from quiver_actors.store.engine.publishes import Publishes
     from quiver_actors.store.engine.unchecked import Unchecked
     from quiver_actors.store.wal.log import Log
 
@@ -60,18 +62,20 @@ class ReadableEnd:
         progress: Progress,
         unchecked: Unchecked,
         clock: Clock,
-        first_publishing: Callable[[], int | None],
+        publishes: Publishes,
+        numbers: Numbers,
     ) -> None:
         """
         Args:
             unchecked: the segments that wait for their check.
-            first_publishing: says the lowest segment number that a publish under way has taken.
+            publishes: those that are under way.
         """
         self._logs = logs
         self._registry = progress.registry
         self._unchecked = unchecked
         self._clock = clock
-        self._first_publishing = first_publishing
+        self._publishes = publishes
+        self._numbers = numbers
         self._open: dict[int, OpenSegment] = {}
         """The logs of which something is shown, by segment number."""
 
@@ -84,7 +88,7 @@ class ReadableEnd:
         if not len(self._logs) or not (is_wanted or len(self._registry)):
             return []
         shown: list[Event] = []
-        before = self._first_publishing()
+        before = self._publishes.first_segment_seq
         for log in self._logs:
             if not self._can_show(log) or (before is not None and log.segment_seq > before):
                 break
@@ -186,7 +190,7 @@ class ReadableEnd:
 
     def obstacle(self, sequence: int) -> str:
         """Why bundles of the logs with a lower sequence are not all shown, for an error; empty: they are."""
-        before = self._first_publishing()
+        before = self._publishes.first_segment_seq
         for log in self._logs:
             shown = log.identity.first_sequence + self.shown_count(log.segment_seq)
             if shown >= min(sequence, log.sequence_end):
@@ -199,6 +203,12 @@ class ReadableEnd:
                 f"there was no file descriptor left for segment {log.segment_seq}, which can be read once it is sealed"
             )
         return ""
+
+    def unsealed_from(self) -> tuple[int, int]:
+        """Segment number and log position at which begins what is not sealed, shown or not; of the next log, where all is sealed."""
+        places = [(log.segment_seq, log.position_start) for log in self._logs]
+        places += [(place.segment_seq, place.position_start) for place in self._publishes.places]
+        return min(places, default=(self._numbers.next_segment_seq, self._numbers.position))
 
     def infos(self) -> list[SegmentInfo]:
         """Counts, sizes and times of what can be read of each log, oldest first; rows are not counted (-1). See

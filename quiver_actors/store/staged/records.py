@@ -66,7 +66,7 @@ class PartRecord(msgspec.Struct, frozen=True):
     """i64 array, -1 where unknown; empty if none is known."""
 
 
-class PreparedRecord(msgspec.Struct, frozen=True):
+class PreparedRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One prepared stage."""
 
     number: int
@@ -77,6 +77,8 @@ class PreparedRecord(msgspec.Struct, frozen=True):
     parts: list[PartRecord]
     prepared_unix_ns: int
     expires_unix_ns: int
+    is_awaited: bool = False
+    """Somebody waits until its bundles are in the archive: the archiver uploads them at once."""
 
 
 class PublishingRecord(msgspec.Struct, frozen=True):

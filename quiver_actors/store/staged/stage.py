@@ -31,6 +31,7 @@ class Stage:
         reason: why it was dropped, or waits.
         unread: the record of parts that the disk did not give back at open, and that are read again before the publish; else None.
         wants_reading: somebody waits for these parts to be read.
+        is_awaited: somebody waits until the archive has what is prepared.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Stage:
         self.reason = ""
         self.unread: PreparedRecord | None = None
         self.wants_reading = False
+        self.is_awaited = False
 
     def move(self, state: StageState) -> None:
         """Change the state; only the changes of `STAGE_TRANSITIONS` are possible."""
@@ -148,6 +150,7 @@ class Stage:
             [_record_of(part) for part in self.parts],
             now_unix_ns,
             now_unix_ns + self.order.ttl_ns,
+            self.is_awaited,
         )
 
     def close_files(self) -> None:

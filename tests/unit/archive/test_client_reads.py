@@ -9,12 +9,12 @@ import pytest
 
 from quiver_actors.archive.serving import ArchiveReads
 from quiver_actors.base.protocol.archive_messages import OpenArchived
-from quiver_actors.base.protocol.messages import TopicInfo
+from quiver_actors.base.protocol.messages import SegmentInfo, TopicInfo
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.projection import EVERYTHING
-from quiver_actors.client.ranges import SegmentPart
+from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import DataLost, StorageUnavailable
 from tests.integration.capped_node import wait_until
@@ -95,3 +95,40 @@ def test_a_bundle_is_not_lost_because_there_is_no_archiver(reads: ArchivedReads,
         later.check(0)
     served.server = served.started()
     later.check(0)
+
+
+def info(segment_seq: int, start: int, end: int, bundle_count: int = 3, lost_count: int = 0) -> SegmentInfo:
+    return SegmentInfo(segment_seq, bundle_count, 3, 100, 1, 1, True, start, end, lost_count)
+
+
+def next_log(segment_seq: int, position: int) -> SegmentInfo:
+    return SegmentInfo(segment_seq, 0, -1, 0, 0, 0, position_start=position, position_end=position)
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "gone", "parts"),
+    [
+        pytest.param([info(0, 0, 20), next_log(2, 40)], {1}, [(0, 3), (1, 3)], id="archived"),
+        pytest.param([info(0, 0, 20), next_log(3, 60)], {1, 2}, [(0, 3), (1, 3), (2, 4)], id="lost everywhere"),
+        pytest.param([info(0, 0, 20), next_log(1, 20)], set(), [(0, 3)], id="nothing is missing"),
+        pytest.param([info(0, 0, 20), next_log(1024, 20)], set(), [(0, 3)], id="numbers jump"),
+        pytest.param([info(0, 0, 20, 3, 1), next_log(1, 20)], {0}, [(0, 3)], id="archived since"),
+        pytest.param([info(0, 0, 10, 1), next_log(1, 20)], {0}, [(0, 3)], id="rescued without its end"),
+        pytest.param([info(0, 0, 10, 1), info(1, 20, 30)], {0}, [(0, 3), (1, 3)], id="and something behind it"),
+    ],
+)
+def test_what_is_missing_at_the_end_of_the_disk_is_read_in_the_archive(
+    reads: ArchivedReads, on_disk: list[SegmentInfo], gone: set[int], parts: list[tuple[int, int]]
+) -> None:
+    stream = reads.before("default", 0, None, on_disk, INCARNATION)
+    assert stream.gone == gone
+    found = parts_of(stream.and_disk(on_disk), None, None, "default", 0, stream.through)
+    assert found == [SegmentPart(seq, 0, end) for seq, end in parts]
+
+
+def test_a_range_does_not_go_on_behind_bundles_that_it_leaves_out(reads: ArchivedReads) -> None:
+    """The archive has more of the open segment by now, and a segment behind it."""
+    on_disk = [info(0, 0, 20, 3, 1), SegmentInfo(1, 2, -1, 40, 1, 1, position_start=20, position_end=30)]
+    stream = reads.before("default", 0, None, on_disk, INCARNATION)
+    found = parts_of(stream.and_disk(on_disk), None, None, "default", 0, stream.through)
+    assert found == [SegmentPart(0, 0, 3), SegmentPart(1, 0, 2)]

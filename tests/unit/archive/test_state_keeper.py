@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import quiver_actors
@@ -15,7 +16,8 @@ from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_state
 from quiver_actors.archive.node_state import KnownSegment, NodeState, decode_state, encode_state
 from quiver_actors.archive.staged_bundles import journal_of
-from quiver_actors.archive.state_keeper import StateKeeper, engine_directories, take_state
+from quiver_actors.archive.state_keeper import StateKeeper
+from quiver_actors.archive.state_reading import engine_directories, take_state
 from quiver_actors.archive.topic_archive import Behind, TopicArchive
 from quiver_actors.embedded import Store
 from quiver_actors.errors import ChecksumMismatch, FormatError
@@ -24,7 +26,7 @@ from quiver_actors.store.files.cold_list import COLD_NAME, ColdEntry, ColdList, 
 from quiver_actors.store.files.core_file import decode_core
 from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.store.objects.opening import open_store
-from quiver_actors.store.staged.records import PublishedRecord
+from quiver_actors.store.staged.records import PublishedRecord, decode_prepared, encode_prepared
 from quiver_actors.store.subscriber.progress import SubscriberProgress, encode_progress
 from quiver_actors.store.subscriber.progress_journal import (
     JOURNAL_NAME,
@@ -155,6 +157,56 @@ def test_a_stage_is_named_at_once_and_its_bundles_follow(
         keep(keeper, writer, {stream: Behind()})
         seen = tokens[:1] if waits else tokens
         assert stages_of(writer, store) == [(token.number, False) for token in seen]
+
+
+def test_bundles_of_a_stage_that_somebody_waits_for_follow_at_once(
+    store: ObjectStore, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_keeper, "NAMES_INTERVAL_NS", 0)
+    disk, writer = PosixDisk(str(data)), own(store)
+    stream, keeper = stream_of(disk), StateKeeper(disk, store, HOUR_NS)
+    keep(keeper, writer, {stream: Behind()})
+    with quiver_actors.open(data) as opened:
+        patient = prepared(opened, "txn", 1)
+        keep(keeper, writer, {stream: Behind()})
+        assert keeper.archived_stages == {}
+        awaited = prepared(opened, "another", 2)
+        record = data / "default" / "core_0" / "staged" / f"{awaited.number:016}.prepared"
+        found = decode_prepared(record.read_bytes())
+        record.write_bytes(encode_prepared(msgspec.structs.replace(found, is_awaited=True)))
+        keep(keeper, writer, {stream: Behind()})
+        assert dict(stages_of(writer, store))[awaited.number]
+        assert awaited.number in keeper.archived_stages[stream]
+        before = writer.head
+        last = prepared(opened, "last", 3)
+        keep(keeper, writer, {stream: Behind()})
+        assert writer.head.commit == before.commit + 1
+        assert stages_of(writer, store) == [(patient.number, True), (awaited.number, True), (last.number, False)]
+
+
+def test_a_stage_whose_bundles_cannot_be_uploaded_is_tried_again_after_the_interval_only(
+    store: ObjectStore, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_keeper, "NAMES_INTERVAL_NS", 0)
+    disk, writer = PosixDisk(str(data)), own(store)
+    stream, keeper = stream_of(disk), StateKeeper(disk, store, HOUR_NS)
+    keep(keeper, writer, {stream: Behind()})
+    with quiver_actors.open(data) as opened:
+        token = prepared(opened, "txn", 1)
+        staged = data / "default" / "core_0" / "staged"
+        record = staged / f"{token.number:016}.prepared"
+        found = decode_prepared(record.read_bytes())
+        record.write_bytes(encode_prepared(msgspec.structs.replace(found, is_awaited=True)))
+        (part,) = staged.glob("*.stage")
+        whole = part.read_bytes()
+        part.write_bytes(b"?" * len(whole))
+        keep(keeper, writer, {stream: Behind()})
+        assert stages_of(writer, store) == [(token.number, False)], "it is damaged"
+        part.write_bytes(whole)
+        named = writer.head
+        keep(keeper, writer, {stream: Behind()})
+        assert writer.head == named
+        assert keeper.archived_stages == {}
 
 
 def prepared(opened: Store, txn_id: str, number: int) -> Token:

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
+from quiver_actors.archive.descriptions import Described
 from quiver_actors.archive.lag import with_lag
-from quiver_actors.archive.topic_archive import BATCH_BYTES_MAX, BATCH_SEGMENTS_MAX, add_to_runs, hole_of, is_same, plan
+from quiver_actors.archive.topic_archive import (
+    BATCH_BYTES_MAX,
+    BATCH_SEGMENTS_MAX,
+    add_to_runs,
+    hole_of,
+    is_same,
+    plan,
+    without_half_a_stage,
+)
 from quiver_actors.base.archive_status import ArchivedStream
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.client.hold import HeldCore
@@ -50,6 +61,45 @@ def test_batches_are_bounded_and_notices_wait_for_their_place() -> None:
     assert (numbers(step.new), step.gaps) == (list(range(BATCH_SEGMENTS_MAX)), [])
     large = [info(number, BATCH_BYTES_MAX) for number in range(3)]
     assert numbers(plan(held(large), -1).new) == [0]
+
+
+MANY = [info(number) for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("stages", "archived_through", "unsettled", "wanted"),
+    [
+        pytest.param([(14, 20)], -1, [], range(21), id="longer than a batch"),
+        pytest.param([(2, 3), (10, 15)], -1, [], range(16), id="as long as a batch"),
+        pytest.param([(0, 39)], -1, [], range(40), id="all that there is"),
+        pytest.param([(3, 7)], -1, [7], range(3), id="its last segment is still to come"),
+        pytest.param([(3, 7)], -1, [8], range(8), id="what is behind it is still to come"),
+        pytest.param([(0, 7)], -1, [0], range(0), id="nothing of it is there yet"),
+        pytest.param([(3, 30)], 4, [], range(5, 21), id="an older program has recorded some of it"),
+    ],
+)
+def test_the_segments_of_a_published_stage_are_recorded_in_one_step(
+    stages: list[tuple[int, int]], archived_through: int, unsettled: list[int], wanted: range
+) -> None:
+    step = plan(held(MANY, unsettled=unsettled), archived_through, stages)
+    assert numbers(step.new) == list(wanted)
+
+
+def test_notices_about_a_published_stage_wait_for_all_of_it() -> None:
+    there = [each for each in MANY if each.segment_seq != 15]
+    lost = [gap(15)]
+    step = plan(held(there, lost), -1, [(12, 20)])
+    assert (numbers(step.new), step.gaps) == ([*range(15), *range(16, 21)], lost)
+    step = plan(held(there, lost, [18]), -1, [(12, 20)])
+    assert (numbers(step.new), step.gaps) == (list(range(12)), [])
+
+
+@pytest.mark.parametrize(
+    ("uploaded", "kept"), [(range(9), range(9)), (range(6), range(3)), (range(3, 6), range(0)), (range(0), range(0))]
+)
+def test_half_a_stage_is_not_recorded_where_its_rest_could_not_be_uploaded(uploaded: range, kept: range) -> None:
+    described = [Described(a_segment(number)) for number in uploaded]
+    assert [each.segment.segment_seq for each in without_half_a_stage(described, [(3, 8)])] == list(kept)
 
 
 def test_a_notice_without_segments_is_recorded() -> None:

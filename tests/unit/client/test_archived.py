@@ -62,6 +62,14 @@ def test_everything_through_a_segment_counts_holes_as_done() -> None:
     assert not is_archived(STATUS, Wanted("clicks", 0, "17", through=10))
 
 
+def test_a_prepared_stage_is_archived_when_the_archiver_says_so() -> None:
+    status = msgspec.structs.replace(STATUS, streams=(msgspec.structs.replace(STREAM, stages=(3, 5)),))
+    assert is_archived(status, Wanted("clicks", 0, "17", stages=(5,)))
+    assert not is_archived(status, Wanted("clicks", 0, "17", stages=(4,)))
+    assert not is_archived(status, Wanted("clicks", 0, "18", stages=(5,)))
+    assert not is_archived(STATUS, Wanted("clicks", 0, "17", stages=(5,)))
+
+
 def test_ids_are_gathered_by_topic_and_core() -> None:
     ids = [BundleId("clicks", 1, 4, 0), BundleId("clicks", 0, 3, 1), BundleId("clicks", 1, 4, 0)]
     assert sorted(wanted_of(ids, {0: "17"})) == [
@@ -102,5 +110,10 @@ def test_a_store_in_this_process_refuses_by_name(tmp_path: Path) -> None:
             store.flush(until="archived")
         with pytest.raises(UsageError, match="tomorrow"):
             store.flush(until="tomorrow")
+        with store.stage("t") as stage:
+            stage.push(numbers(2))
+            with pytest.raises(UsageError, match="no archiver"):
+                stage.prepare(until="archived")
+            assert stage.prepare() is not None, "it was still open"
     with pytest.raises(UsageError):
         check_until("")

@@ -155,7 +155,7 @@ def test_files_have_no_name_and_descriptors_cannot_write(tmp_path: Path) -> None
 
 
 def test_the_cache_keeps_to_its_limit_and_lets_the_oldest_go(tmp_path: Path) -> None:
-    cache = BlockCache(4 * BLOCK)
+    cache = BlockCache(4 * BLOCK, 3)
     sources = {name: Object(2 * BLOCK + number) for number, name in enumerate("abc")}
 
     def fetch(name: str) -> CachedFile:
@@ -176,6 +176,31 @@ def test_the_cache_keeps_to_its_limit_and_lets_the_oldest_go(tmp_path: Path) -> 
     cache.close()
     assert cache.size_bytes == 0
     assert first.memory[: 2 * BLOCK] == sources["a"].content[: 2 * BLOCK]
+
+
+def test_the_cache_keeps_no_more_files_than_it_may(tmp_path: Path) -> None:
+    cache = BlockCache(100 * BLOCK, 2)
+    made: list[str] = []
+
+    def file(name: str) -> CachedFile:
+        def make(tell: Callable[[int], None]) -> CachedFile:
+            made.append(name)
+            return cached(tmp_path, Object(BLOCK), tell)
+
+        return cache.file(name, make)
+
+    def descriptor_count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptor_count()
+    for name in "abacd":
+        file(name).fetch([0])
+    assert (made, cache.size_bytes) == (["a", "b", "c", "d"], 2 * BLOCK)
+    two_files = descriptor_count() - before
+    for name in map(str, range(20)):
+        file(name)
+    assert descriptor_count() - before <= two_files
+    assert cache.size_bytes == 0, "nothing was fetched of the last ones"
 
 
 def test_a_block_that_has_rotted_on_the_disk_is_fetched_again(tmp_path: Path) -> None:
