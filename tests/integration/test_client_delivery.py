@@ -13,15 +13,11 @@ from quiver_actors import aio
 from quiver_actors.base.model import BundleId, Receipt
 from quiver_actors.client import Client, Subscription
 from quiver_actors.errors import AlreadyResolved, ClosedError, NotClaimed, NotStored, UnknownSubscriber, UsageError
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+from tests.integration.client_node import ClientNode, first_id, node_fixture, numbers, take
 from tests.integration.node_process import run_quiver
 from tests.unit.node.worker.harness import until
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as started:
-        yield started
+node = node_fixture(cores=2)
 
 
 @pytest.fixture(scope="module")

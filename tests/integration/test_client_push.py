@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import pytest
 from quiver_actors.base.model import Durability, Receipt
 from quiver_actors.client import Client
 from quiver_actors.errors import BundleTooLarge, QuiverError, UnknownTopic
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+from tests.integration.client_node import client_fixture, first_id, node_fixture, numbers, take
 
 ONE_SLOT: dict[str, pa.RecordBatch] = {
     "no rows": numbers(0, 0),
@@ -45,16 +45,8 @@ ONE_SLOT: dict[str, pa.RecordBatch] = {
 }
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture(cores=2)
+client = client_fixture()
 
 
 def stored(client: Client, receipt: Receipt) -> Mapping[int, pa.RecordBatch]:
