@@ -24,7 +24,7 @@ UPKEEP_NS = 3600 * SECOND_NS
 
 
 class Upkeep:
-    """Deletes, expires and merges, each when it is due."""
+    """See above."""
 
     def __init__(self, store: ObjectStore, merging: Merging) -> None:
         self._store = store

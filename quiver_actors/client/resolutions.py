@@ -134,7 +134,7 @@ class Resolutions(Generic[X]):
         self._waiting_count += parcels
 
     def send(self, now_ns: int) -> None:
-        """Send the resolutions that wait, over every channel."""
+        """Send what waits."""
         if self._waiting_count:
             self._waiting_count = 0
             self._sent_at_ns = now_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from quiver_actors.base.config.table import Scope, Setting, settings_of
 from quiver_actors.client import Client
 from quiver_actors.errors import UnknownSlot
-from tests.integration.client_node import ClientNode, client_fixture, node_fixture, numbers
+from tests.integration.client_node import ClientNode, client_node, numbers
 from tests.integration.node_process import run_quiver
 from tests.unit.node.worker.harness import until
 
@@ -115,8 +116,16 @@ def as_json(values: dict[str, str]) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
 
 
-node = node_fixture(config=in_the_file())
-client = client_fixture(scope="function")
+@pytest.fixture(scope="module")
+def node() -> Iterator[ClientNode]:
+    with client_node(config=in_the_file()) as running:
+        yield running
+
+
+@pytest.fixture
+def client(node: ClientNode) -> Iterator[Client]:
+    with node.connect() as connected:
+        yield connected
 
 
 def quiver(node: ClientNode, *words: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.files.cold_list import COLD_NAME, ColdEntry, ColdList, encode_cold_list
 from quiver_actors.store.files.core_file import decode_core
 from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.opening import open_store
 from quiver_actors.store.staged.records import PublishedRecord
 from quiver_actors.store.subscriber.progress import SubscriberProgress, encode_progress
 from quiver_actors.store.subscriber.progress_journal import (
@@ -42,6 +45,13 @@ class Looked:
 
     def __init__(self, behind: dict[StreamKey, Behind] | None) -> None:
         self.behind = behind
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStore]:
+    made = open_store(f"memory://{uuid.uuid4().hex}")
+    yield made
+    made.close()
 
 
 @pytest.fixture
