@@ -68,7 +68,7 @@ class StoreDisk(PosixDisk):
 
 
 class EmbeddedNode:
-    """One open store: its worker, the threads beside it, and what a supervisor would do for it."""
+    """One open store."""
 
     def __init__(self, resolved: Resolved) -> None:
         """Lock, recover and serve the directory that the settings name. Blocking.
