@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,16 @@ from quiver_actors.errors import ConfigError, InvalidFormat
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.objects.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
 from quiver_actors.store.objects.object_store import ObjectStore
-from quiver_actors.store.objects.opening import check_url
+from quiver_actors.store.objects.opening import check_url, open_store
 from quiver_actors.store.objects.single_writer import SingleWriterStore
 from tests.support.faulty_objects import FAULTS, FaultyStore, UnconditionalStore
+
+
+@pytest.fixture
+def store() -> Iterator[ObjectStore]:
+    made = open_store(f"memory://{uuid.uuid4().hex}")
+    yield made
+    made.close()
 
 
 def own(place: Path, store: ObjectStore) -> ManifestWriter:
