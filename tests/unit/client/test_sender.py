@@ -11,6 +11,7 @@ from quiver_actors.base.protocol.messages import (
     ENTRY_ROW,
     BeginStage,
     ClientMessage,
+    Done,
     Hello,
     KeyedPush,
     Message,
@@ -24,11 +25,17 @@ from quiver_actors.client import Client, connect
 from quiver_actors.errors import PushTimeout, SequenceGap, TopicRecreated, TransactionAborted
 from tests.unit.client.clock import ClientClock
 from tests.unit.client.feeding import batch
-from tests.unit.client.peer import Background, Peer, PeerSession, begin_stage, refuse, write_node_file
+from tests.unit.client.peer import Background, Peer, PeerSession, refuse, write_node_file
 
 BUNDLES = 200
 
 Way = tuple[type[Message], Callable[[Client], object]]
+
+
+def begin(session: PeerSession, message: ClientMessage) -> bool:
+    assert isinstance(message, BeginStage)
+    session.send(Done(message.tag, 7))
+    return True
 
 
 def many() -> Iterator[object]:
@@ -108,7 +115,7 @@ def test_a_worker_that_acknowledges_nothing_is_waited_for_until_the_timeout(
         clock.ahead_ns += 31 * SECOND_NS
         return True
 
-    peer.handlers[BeginStage] = begin_stage
+    peer.handlers[BeginStage] = begin
     peer.handlers[kind] = stay_silent
     with pytest.raises(PushTimeout, match="30 s"):
         push(client)
@@ -140,7 +147,7 @@ def test_what_was_staged_is_not_sent_again_over_another_connection(peer: Peer, c
         session.close()
         return True
 
-    peer.handlers[BeginStage] = begin_stage
+    peer.handlers[BeginStage] = begin
     peer.handlers[StagePush] = lose
     with pytest.raises(TransactionAborted, match="run it again"):
         push_staged(client)
@@ -148,6 +155,6 @@ def test_what_was_staged_is_not_sent_again_over_another_connection(peer: Peer, c
 
 
 def test_a_stage_counts_what_was_pushed_into_it(peer: Peer, client: Client) -> None:
-    peer.handlers[BeginStage] = begin_stage
+    peer.handlers[BeginStage] = begin
     assert push_staged(client) == BUNDLES
     assert [stored.entry.batches[0].num_rows for stored in peer.stored] == [2] * BUNDLES
