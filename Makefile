@@ -129,13 +129,12 @@ mutation: $(STAMP)
 	@$(BIN)/python -m tests.mutation
 
 bench: $(STAMP)
-	@[ -x $(BIN)/py-spy ] || $(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt -e '.[$(EXTRAS),bench]'
 	@$(BIN)/python -m benchmarks.suite $(if $(filter command environment,$(firstword $(origin MINUTES))),--minutes $(MINUTES)) \
 		$(if $(QUICK),--quick --page '') $(if $(ONLY),--only $(ONLY))
 
 # Debian's redis-server would start a server of its own when it is installed; RUNLEVEL=1 says not to.
 bench-peers: $(STAMP)
-	@$(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt -e '.[$(EXTRAS),bench,peers]'
+	@$(BIN)/python -m pip install --quiet --use-pep517 -c constraints.txt -e '.[$(EXTRAS),peers]'
 	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 		&& apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends redis-server; } \
 		|| echo 'make: no redis-server: install it (Debian, Ubuntu: apt install redis-server) or it is skipped' >&2

@@ -1,24 +1,20 @@
-"""What does a bundle cost the machine: CPU a gigabyte, system calls, context switches and page faults a bundle, and where does the time go?
+"""What does a bundle cost the machine: CPU a gigabyte, and system calls, context switches and page faults a bundle?
 
-Method: a real node with one worker, one producer process that pushes without a pause. Three windows of the same length, one after the
-other, so that no tool disturbs another's figures:
+Method: a real node with one worker, one producer process that pushes without a pause. Two windows of the same length, one after the
+other, so that strace disturbs no other figure:
 
     counters   CPU of worker and producer (the scheduler's account), context switches and minor faults of the worker (/proc), bundles that
                the worker took in (its counters page)
     strace     system calls of the worker's threads, counted by `strace -f -c`; the bundles of that window. strace slows the node down, so
                that more bundles share a turn: a lower bound
-    py-spy     samples of the worker and of the producer, native and system calls counted to the Python line that made them; waiting for
-               work or for an answer is left out
 
-Without strace or py-spy that part is named as skipped. There is no limit to compare with: the profile is what says what is left.
+Without strace that part is named as skipped. There is no limit to compare with.
 
     python -m benchmarks.footprint [--quick] [--json] [--rounds N] [--dir D]
 """
 
 from __future__ import annotations
 
-import collections
-import json
 import multiprocessing
 import os
 import re
@@ -46,15 +42,11 @@ from benchmarks.harness import (
     worker_of,
 )
 from benchmarks.ingest import make_batches
-from benchmarks.stores import program
 from quiver_actors.base.metrics.figures import EngineFigure, RowKind
 from quiver_actors.store.status.status_view import attach_page
 from quiver_actors.supervisor.figures import region_of
 
 KIB = 1 << 10
-PROFILE_LINES = 12
-WAITING = ("JobThread._next ", "WorkerLoop.step ", "Exchange._poll_for_all ")
-"""Lines of these wait: for work, for the other side's answer."""
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -148,32 +140,6 @@ class Observed:
         return {"all": sum(counted.values()), **{name: counted[name] for name in frequent}}
 
 
-def profile(pid: int, seconds: float, directory: str) -> list[str]:
-    """The lines of Python that most samples were in, `percent  line`."""
-    path = os.path.join(directory, f"profile-{pid}")
-    command = [
-        program("py-spy") or "",
-        "record",
-        "--format",
-        "raw",
-        "--rate",
-        "250",
-        "--duration",
-        f"{max(1, round(seconds))}",
-    ]
-    subprocess.run(
-        [*command, "--output", path, "--pid", str(pid)], check=True, capture_output=True, timeout=seconds + 60
-    )
-    own: collections.Counter[str] = collections.Counter()
-    for line in Path(path).read_text().splitlines():
-        stack, _, count = line.rpartition(" ")
-        place = stack.rpartition(";")[2]
-        if not place.startswith(WAITING):
-            own[place] += int(count)
-    total = max(1, sum(own.values()))
-    return [f"{100 * count / total:5.1f} %  {place}" for place, count in own.most_common(PROFILE_LINES)]
-
-
 @contextmanager
 def at_work(base: str, case: Case) -> Iterator[Observed]:
     with running_node(base) as run_dir:
@@ -189,15 +155,11 @@ def at_work(base: str, case: Case) -> Iterator[Observed]:
             process.join()
 
 
-def observe(report: Report, base: str, case: Case, rounds: int, seconds: float, *, is_json: bool) -> None:
+def observe(report: Report, base: str, case: Case, rounds: int, seconds: float) -> None:
     directory = tempfile.mkdtemp(prefix="observed-", dir=base)
     with at_work(base, case) as observed:
         counted = [observed.counters(seconds) for _ in range(rounds)]
         calls = observed.syscalls(seconds, directory) if shutil.which("strace") else None
-        profiles: dict[str, list[str]] = {}
-        if program("py-spy"):
-            for name, process in (("worker", observed.worker), ("producer", observed.producer)):
-                profiles[name] = profile(process.pid, seconds, directory)
     for key, unit in (
         ("worker_cpu_per_GB", "s/GB"),
         ("producer_cpu_per_GB", "s/GB"),
@@ -209,29 +171,16 @@ def observe(report: Report, base: str, case: Case, rounds: int, seconds: float, 
         report.show_rounds(f"{case.name}/{key}", counted, key, unit, "synced")
     for name in calls or {}:
         report.show_rounds(f"{case.name}/syscalls/{name}", [calls or {}], name, "a bundle", "synced")
-    for name, lines in profiles.items():
-        show_profile(f"{case.name}/{name}", lines, is_json=is_json)
-
-
-def show_profile(name: str, lines: list[str], *, is_json: bool) -> None:
-    if is_json:
-        print(json.dumps({"profile": name, "lines": lines}), flush=True)
-    else:
-        print("\n".join([f"# {name}: own time", *lines]), flush=True)
 
 
 def main() -> None:
     options = arguments(__doc__)
     seconds = 0.5 if options.quick else 4.0
     with begun(options) as (report, base):
-        for name, install in (
-            ("strace", "install it (Debian, Ubuntu: apt install strace)"),
-            ("py-spy", "make bench-peers"),
-        ):
-            if program(name) is None:
-                report.skipped(name, f"no program {name}: {install}")
+        if shutil.which("strace") is None:
+            report.skipped("strace", "no program strace: install it (Debian, Ubuntu: apt install strace)")
         for case in CASES[1:2] if options.quick else CASES:
-            observe(report, base, case, options.rounds, seconds, is_json=options.json)
+            observe(report, base, case, options.rounds, seconds)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Makes docs/benchmarks.md, and its pictures beside it, from the lines that the modules printed: `bench_results/NAME.jsonl`.
 
 A section a module: its question and method from its own docstring, the machine before and after, a picture of the ratios, the table, what
-was skipped, profiles, and the remarks that benchmarks/remarks.md has for it. A module without results keeps its section
+was skipped, and the remarks that benchmarks/remarks.md has for it. A module without results keeps its section
 of the page as it was, or is named as not measured.
 
     python -m benchmarks.report [--results bench_results] [--page docs/benchmarks.md]
@@ -49,7 +49,6 @@ class Results:
     module: str
     machines: list[dict[str, Any]] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    profiles: list[tuple[str, list[str]]] = field(default_factory=list)
     figures: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -61,8 +60,6 @@ class Results:
                 found.machines.append(line["machine"])
             elif "skipped" in line:
                 found.skipped.append((line["skipped"], line["why"]))
-            elif "profile" in line:
-                found.profiles.append((line["profile"], line["lines"]))
             else:
                 found.figures.append(line)
         return found
@@ -248,8 +245,6 @@ def section(results: Results, picture_dir: Path, remark: str) -> list[str]:
         (picture_dir / f"{results.module}.svg").write_text(svg)
         lines += ["", f"![{results.module}]({picture_dir.name}/{results.module}.svg)"]
     lines += ["", *(peer_table(results) if results.module == "peers" else general_table(results))]
-    for name, profiled in results.profiles:
-        lines += ["", f"Own time, {name}:", "", "```text", *profiled, "```"]
     return [*lines, *(["", remark] if remark else []), ""]
 
 

@@ -35,7 +35,7 @@ def slow_cold_disks(
     from quiver_actors.store.files.cold_directory import posix_cold_disk
 
     class SlowDisk(InterposedDisk):
-        """See above."""
+        """A disk each of whose calls takes a while, and fails now and then."""
 
         def around(self, call: Call, proceed: Callable[[], Result]) -> Result:
             """Wait, then make the call or fail."""

@@ -132,7 +132,7 @@ class Client(ReadingClient, SubscribingClient, QueryingClient, ArchiveWaiting):
         trace_context: TraceContext | None = None,
         timeout: float = PUSH_TIMEOUT_SECONDS,
     ) -> Receipts:
-        """Store bundles in order, many at a time. The event loop gets its turn between groups of up to 64 bundles or 1 MiB.
+        """Store bundles in order, many at a time. The event loop gets its turn between messages: up to 768 bundles or 1 MiB each.
 
         `producer`, `sequence`, `trace_context`: as of `Client.push_many`.
         """

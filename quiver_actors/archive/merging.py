@@ -76,7 +76,7 @@ def group_in(ref: PartRef, part: Part, below_bytes: int) -> tuple[Segment, ...]:
 
 
 class Merging:
-    """See above.
+    """Merges small segments of one node into packs, and deletes their own objects afterwards. Owned by the archiver's thread.
 
     Args:
         below_bytes: smaller segments are merged; 0: none is.

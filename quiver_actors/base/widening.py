@@ -158,19 +158,6 @@ def _conflict(name: str, found: list[pa.Schema], held_by: Sequence[str]) -> str:
     return f"{what}. Read these bundles apart, or with a schema of your own"
 
 
-def widest_type(found: Iterable[pa.DataType]) -> pa.DataType:
-    """The type that holds the values of all these types, by the table above.
-
-    Raises:
-        SchemaConflict: there is none.
-    """
-    distinct = list(dict.fromkeys(found))
-    try:
-        return _widest(distinct)
-    except _NoCommonType:
-        raise SchemaConflict(f"no common type holds {', '.join(map(str, distinct))}") from None
-
-
 def plain_type(source: pa.DataType) -> pa.DataType:
     """The type of the same values without an encoding: no dictionary, run-ends, extension, view or fixed size, also inside nested types."""
     encoded = _decoded(source)

@@ -50,7 +50,12 @@ class _Answered(NamedTuple):
 
 
 class ArchiveDoor:
-    """See above. `directory` says where the archiver is."""
+    """The connection of one client to the archiver of its node, made when it is first needed and anew when it was lost.
+
+    Args:
+        directory: says where the archiver is.
+        timeout_seconds: of each request.
+    """
 
     def __init__(self, directory: WorkerDirectory, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._directory = directory

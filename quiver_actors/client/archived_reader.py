@@ -7,7 +7,7 @@ why; one that is damaged in every copy raises the error of the first. Any thread
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from quiver_actors.errors import (
 )
 from quiver_actors.store.segment.codec import StreamInfo
 from quiver_actors.store.segment.ranged import RangedReader
-from quiver_actors.store.segment.runs import Run
+from quiver_actors.store.segment.single_reads import SingleReads
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class ArchivedSegment(NamedTuple):
     """Why a bundle is lost."""
 
 
-class ArchivedReader:
+class ArchivedReader(SingleReads):
     """A `BundleReader` of one segment; it also has the segment's streams."""
 
     def __init__(
@@ -129,19 +129,6 @@ class ArchivedReader:
         if not self._segment.is_archived:
             return {}
         return self._ask(lambda reader: reader.decode(index, slots))
-
-    def decode_batch(self, index: int, slot_id: int) -> pa.RecordBatch:
-        """One slot of a bundle."""
-        return self._ask(lambda reader: reader.decode_batch(index, slot_id))
-
-    def runs(
-        self,
-        indexes: Sequence[int],
-        slots: Collection[int] | None = None,
-        columns: Mapping[int, Sequence[str]] | None = None,
-    ) -> list[Run]:
-        """Return no runs: all bundles are read one by one."""
-        return []
 
     def slot_ids(self, index: int) -> tuple[int, ...]:
         """The slots that a bundle has; none of a lost one."""

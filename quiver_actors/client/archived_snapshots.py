@@ -50,7 +50,7 @@ class ArchivedBundles:
 
     @property
     def reader(self) -> BundleReader:
-        """What reads the segment."""
+        """The reader of the segment, which is opened when it is first asked for."""
         return self._opened().reader
 
     @property

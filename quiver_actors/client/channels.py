@@ -23,7 +23,7 @@ C = TypeVar("C", bound=Channel)
 
 
 class ChannelSet(Generic[C]):
-    """Channels by core."""
+    """The channels of a client or subscription by core, each made when it is first asked for."""
 
     def __init__(self, exchange: Exchange, directory: WorkerDirectory, make: Callable[[int], C]) -> None:
         self.exchange = exchange

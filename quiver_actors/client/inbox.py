@@ -130,7 +130,7 @@ class Inbox(Generic[D]):
         self.make = None
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all bundles and notices that wait."""
         self._items.clear()
         self._laid_out.clear()
         self._source = None

@@ -47,7 +47,7 @@ CONFIGURED_ARENA_BYTES = 0
 DECLARED_MAX = 4096
 """Schemas that a worker remembers for a connection: with more of them it is time for a new one."""
 DECLARED_BYTES_MAX = 64 << 20
-"""Likewise, of their messages together."""
+"""Bytes of schema messages that a worker remembers for a connection: with more of them, too, it is time for a new one."""
 
 
 class PushGroup:

@@ -29,7 +29,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 class OriginKey(NamedTuple):
-    """Origin of dead letters."""
+    """The topic and the subscriber that dead letters come from."""
 
     topic: str
     subscriber: str

@@ -99,7 +99,7 @@ class Stage:
 
     @property
     def is_open(self) -> bool:
-        """Bundles may be pushed."""
+        """Whether the worker has begun the stage, so that bundles may be pushed into it."""
         return self._number > 0
 
     def beginning(self, timeout_seconds: float) -> Flow[None]:

@@ -81,7 +81,7 @@ class StartPoints(NamedTuple):
 
 @dataclass(frozen=True)
 class SubscribeRequest:
-    """A checked subscription."""
+    """The options of a subscription, checked, in the words of the protocol."""
 
     topic: str
     subscriber: str

@@ -141,7 +141,7 @@ class SubscriberChannel(ClaimChannel):
         self.gaps.confirm(gap.number)
 
     def send_resolutions(self) -> None:
-        """Send what was noted."""
+        """Send the resolutions and confirmed notices that were noted."""
         wanted = self._wanted
         if self._resolutions:
             messages: list[Message] = []

@@ -6,7 +6,7 @@ raised where the archive has nothing of it. An archive that is away just now rai
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +16,10 @@ from quiver_actors.client.segments import BundleReader
 from quiver_actors.errors import DataLost, FormatError, NotStored
 from quiver_actors.store.segment.codec import StreamInfo
 from quiver_actors.store.segment.reader import SegmentReader
-from quiver_actors.store.segment.runs import Run
+from quiver_actors.store.segment.single_reads import SingleReads
 
 
-class TwoCopies:
+class TwoCopies(SingleReads):
     """A `BundleReader` of one segment. Any number of threads may read. Only what is lost or damaged here waits for the archive."""
 
     def __init__(self, here: BundleReader, archived: ArchivedReader) -> None:
@@ -93,19 +93,6 @@ class TwoCopies:
     def decode(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
         """The record batches of a bundle by slot id."""
         return self._of(index).decode(index, slots)
-
-    def decode_batch(self, index: int, slot_id: int) -> pa.RecordBatch:
-        """One slot of a bundle."""
-        return self._of(index).decode_batch(index, slot_id)
-
-    def runs(
-        self,
-        indexes: Sequence[int],
-        slots: Collection[int] | None = None,
-        columns: Mapping[int, Sequence[str]] | None = None,
-    ) -> list[Run]:
-        """Return no runs: the bundles are read one by one."""
-        return []
 
     def slot_ids(self, index: int) -> tuple[int, ...]:
         """The slots that a bundle has."""

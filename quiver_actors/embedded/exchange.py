@@ -96,7 +96,7 @@ class StoreExchange(Exchange):
         """Do nothing: these connections can always be written to."""
 
     def unwatch(self, fd: int) -> None:
-        """Be told no more."""
+        """Be told no more of what arrives for a connection."""
         self._watched.pop(fd, None)
 
     def hear(self, number: int) -> None:

@@ -83,13 +83,13 @@ class Steward:
         return self._region
 
     def worker_is_ready(self) -> None:
-        """The worker serves."""
+        """Show that the worker serves."""
         self._child.state = ChildState.READY
         self._row.set(ChildFigure.STATE, self._child.state)
         self._own.set_state(int(NodeState.READY))
 
     def worker_has_ended(self) -> None:
-        """The worker is gone; another one follows."""
+        """Show that the worker is gone, and count the restart that follows."""
         self._child.state = ChildState.BACKOFF
         self._child.restarts += 1
         self._row.set(ChildFigure.STATE, self._child.state)

@@ -75,7 +75,7 @@ class Wire:
         self._masks[fd] = eventmask
 
     def unregister(self, fd: int, /) -> None:
-        """Look at it no more."""
+        """Watch a descriptor no more."""
         self._masks.pop(fd, None)
         self._ready.pop(fd, None)
 
@@ -88,7 +88,7 @@ class Wire:
         return [(fd, events) for fd, events in found if events and fd in masks]
 
     def close(self) -> None:
-        """Drop everything."""
+        """Watch no descriptor any more."""
         self._masks.clear()
         self._ready.clear()
 
@@ -125,7 +125,7 @@ class PassedSpans:
         """Do nothing: no memory was expected."""
 
     def close(self) -> None:
-        """Drop everything."""
+        """Let go of all memory that was passed."""
         self._memory.clear()
         self.held.clear()
         self.size_bytes = 0
@@ -323,7 +323,7 @@ class ClientEnd:
         """Return none: lone pushes go another way here (`lane`)."""
 
     def flush(self) -> None:
-        """Do nothing: nothing waits."""
+        """Do nothing: messages were handed over when they were sent."""
 
     def hear(self, messages: list[Received]) -> None:
         """Take messages of the worker."""
@@ -336,7 +336,7 @@ class ClientEnd:
         return received
 
     def lose(self, error: QuiverError) -> None:
-        """The worker is gone."""
+        """Note that the worker is gone, and why."""
         if self._lost is None:
             self._lost = error
         self._wire.heard[self] = None

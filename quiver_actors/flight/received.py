@@ -5,7 +5,7 @@ They were proven against their checksums where they are stored, before they were
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 
@@ -14,12 +14,11 @@ from quiver_actors.base.model import ENVELOPE_SLOT
 from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.segments import MappedSegment
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import SlotNotInBundle
 from quiver_actors.flight.remote_contract import StoredFacts
-from quiver_actors.store.segment.runs import Run
+from quiver_actors.store.segment.single_reads import SingleReads
 
 
-class ReceivedBundle:
+class ReceivedBundle(SingleReads):
     """Reads one bundle; a `client.segments.BundleReader` whose segment has no other bundle."""
 
     def __init__(self, facts: StoredFacts, batches: Mapping[int, pa.RecordBatch]) -> None:
@@ -50,21 +49,6 @@ class ReceivedBundle:
         return {slot_id: batch for slot_id, batch in self._batches.items() if slots is None or slot_id in slots}
 
     decode = bundle
-
-    def decode_batch(self, index: int, slot_id: int) -> pa.RecordBatch:
-        """One slot of the bundle. Raises SlotNotInBundle."""
-        try:
-            return self._batches[slot_id]
-        except KeyError:
-            raise SlotNotInBundle(
-                f"bundle {index} of segment {self._facts.segment_seq} has no slot {slot_id}: it has {sorted(self._batches)}"
-            ) from None
-
-    def runs(
-        self, indexes: Sequence[int], slots: Collection[int] | None, columns: Mapping[int, Sequence[str]] | None
-    ) -> list[Run]:
-        """Return no run: there is one bundle."""
-        return []
 
     def slot_ids(self, index: int) -> tuple[int, ...]:
         """The slots that the bundle has."""

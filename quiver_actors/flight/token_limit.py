@@ -39,6 +39,6 @@ class TokenLimit:
             self._counts[holder] += 1
 
     def end(self, holder: TokenHolder) -> None:
-        """Give a place back."""
+        """Give the place of one that has ended back to its token."""
         with self._lock:
             self._counts[holder] -= 1

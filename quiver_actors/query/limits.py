@@ -21,7 +21,7 @@ _AGAIN_SECONDS = 0.05
 
 
 class SqlLimits(NamedTuple):
-    """Limits of one statement."""
+    """How much memory and time one SQL statement may use."""
 
     memory_bytes: int
     timeout_seconds: float = 0.0

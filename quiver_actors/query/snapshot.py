@@ -62,7 +62,7 @@ class SchemaStatistics(Protocol):
 
     @property
     def row_count(self) -> int:
-        """How many there are."""
+        """Rows of the schema in the segment."""
 
     @property
     def columns(self) -> Mapping[str, ColumnStatistics] | None:

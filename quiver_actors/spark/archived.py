@@ -131,19 +131,19 @@ class ArchivedNode:
         )
 
     def acknowledge(self, request: Acknowledge) -> None:
-        """Refuse."""
+        """Raise UsageError: an archive can only be read."""
         self._refuse()
 
     def confirm_gap(self, request: ConfirmGap) -> None:
-        """Refuse."""
+        """Raise UsageError: an archive can only be read."""
         self._refuse()
 
     def publish(self, tokens: Sequence[str]) -> None:
-        """Refuse."""
+        """Raise UsageError: an archive can only be read."""
         self._refuse()
 
     def drop_run(self, request: DropRun) -> None:
-        """Refuse."""
+        """Raise UsageError: an archive can only be read."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:

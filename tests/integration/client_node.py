@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from quiver_actors.client import Client, Delivery, Subscription, connect
 from tests.integration.node_process import Directories, NodeProcess, command_line, wait_until_dead
@@ -96,6 +98,31 @@ def client_node(
             node.process.__exit__()
     finally:
         directories.remove()
+
+
+Scope = Literal["function", "module"]
+
+
+def node_fixture(cores: int = 1, config: str = CONFIG, scope: Scope = "module") -> Any:
+    """Make a fixture: a node for all tests of a module, or for each."""
+
+    @pytest.fixture(scope=scope)
+    def node() -> Iterator[ClientNode]:
+        with client_node(cores, config) as started:
+            yield started
+
+    return node
+
+
+def client_fixture(timeout: float = 60.0, scope: Scope = "module") -> Any:
+    """Make a fixture: a client of the node that the fixture `node` has started."""
+
+    @pytest.fixture(scope=scope)
+    def client(node: ClientNode) -> Iterator[Client]:
+        with node.connect(timeout) as connected:
+            yield connected
+
+    return client
 
 
 def _start(directories: Directories, cores: int) -> NodeProcess:

@@ -17,23 +17,15 @@ from quiver_actors.base.model import BundleId
 from quiver_actors.client import Client, DeliveryBatch, GapNotice, Subscription
 from quiver_actors.errors import AlreadyResolved, InvalidBundle, SlotNotInBundle, UsageError
 from quiver_actors.store.segment.reader import SegmentReader
-from tests.integration.client_node import ClientNode, client_node, numbers, take
+from tests.integration.client_node import ClientNode, client_fixture, client_node, node_fixture, numbers, take
 from tests.integration.test_client_leaves import wait_until_nothing_is_owed
 from tests.unit.store.segment.test_runs import random_bundles
 
 ROWS = 3
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=1) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture()
+client = client_fixture()
 
 
 @pytest.fixture

@@ -13,15 +13,11 @@ from quiver_actors import aio
 from quiver_actors.base.model import BundleId, Receipt
 from quiver_actors.client import Client, Subscription
 from quiver_actors.errors import AlreadyResolved, ClosedError, NotClaimed, NotStored, UnknownSubscriber, UsageError
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+from tests.integration.client_node import ClientNode, first_id, node_fixture, numbers, take
 from tests.integration.node_process import run_quiver
 from tests.unit.node.worker.harness import until
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as started:
-        yield started
+node = node_fixture(cores=2)
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +129,6 @@ def test_projection_gives_only_what_is_asked_for(client: Client) -> None:
             delivery["flights"]
 
 
-def test_newest_first(client: Client) -> None:
-    client.subscribe("newest").close()
-    pushed(client, 20)
-    with client.subscribe("newest", order="newest") as subscription:
-        assert ids_of(subscription, 20) == list(range(19, -1, -1))
-
-
 def test_in_flight_window_holds_back_until_something_is_resolved(node: ClientNode, client: Client) -> None:
     client.subscribe("window").close()
     pushed(client, 20)
@@ -166,21 +155,6 @@ def test_exhausted_bundle_is_dropped(client: Client) -> None:
             delivery.defer()
         assert subscription.get(0.2) is None
         assert subscription.all_drained()
-
-
-def test_exhausted_bundle_goes_to_the_dead_letter_topic(node: ClientNode, client: Client) -> None:
-    with client.subscribe("mourner", topic="other", max_deliveries=1) as subscription:
-        receipt = client.push(numbers(3), topic="other")
-        (delivery,) = take(subscription, 1)
-        delivery.defer()
-        with node.connect() as fresh, fresh.subscribe("undertaker", topic="other-dead", start="earliest") as dead:
-            (letter,) = take(dead, 1)
-            assert letter[0].equals(numbers(3))
-            envelope = letter[63].to_pylist()[0]
-            assert envelope["dead_letter.subscriber"] == "mourner"
-            assert (envelope["dead_letter.core"], envelope["dead_letter.segment_seq"]) == receipt.bundle_id[1:3]
-            letter.ack()
-        assert subscription.get(0.2) is None
 
 
 def test_orphan_is_dropped_but_no_attached_subscriber(client: Client) -> None:

@@ -115,16 +115,6 @@ def test_consumer_goes_on_over_killed_workers() -> None:
         subscription.flush()
 
 
-def test_flushed_acknowledgements_survive_a_kill() -> None:
-    with client_node() as node, node.connect() as client, client.subscribe("exporter") as subscription:
-        client.push_many([numbers(n) for n in range(100)])
-        for delivery in take(subscription, 60):
-            delivery.ack()
-        subscription.flush()
-        node.kill_worker(0)
-        assert set(consume_until(subscription, set(range(60, 100)))) == set(range(60, 100))
-
-
 def test_a_flush_knows_what_a_killed_worker_had_not_made_durable() -> None:
     with client_node() as node, node.connect() as client, client.subscribe("exporter") as subscription:
         client.push_many([numbers(n) for n in range(2)])

@@ -10,17 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from quiver_actors.client import Client
-from tests.integration.client_node import ClientNode, client_node, numbers
+from tests.integration.client_node import ClientNode, node_fixture, numbers
 from tests.integration.node_process import ROOT, command_line
 
 BUNDLES = 200
 DEADLINE_SECONDS = 60.0
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=1) as started:
-        yield started
+node = node_fixture()
 
 
 @pytest.fixture(scope="module")

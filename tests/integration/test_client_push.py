@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +11,8 @@ import pytest
 
 from quiver_actors.base.model import Durability, Receipt
 from quiver_actors.client import Client
-from quiver_actors.errors import BundleTooLarge, InvalidBundle, PushTimeout, QuiverError, UnknownSlot, UnknownTopic
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+from quiver_actors.errors import BundleTooLarge, QuiverError, UnknownTopic
+from tests.integration.client_node import client_fixture, first_id, node_fixture, numbers, take
 
 ONE_SLOT: dict[str, pa.RecordBatch] = {
     "no rows": numbers(0, 0),
@@ -46,16 +45,8 @@ ONE_SLOT: dict[str, pa.RecordBatch] = {
 }
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture(cores=2)
+client = client_fixture()
 
 
 def stored(client: Client, receipt: Receipt) -> Mapping[int, pa.RecordBatch]:
@@ -141,24 +132,6 @@ def test_bundle_over_the_limit_names_the_limit_and_the_client_goes_on(client: Cl
     client.push(numbers(1))
 
 
-@pytest.mark.parametrize(
-    ("bundle", "topic", "kind", "message"),
-    [
-        (numbers(1), "nosuch", UnknownTopic, "default.*travel"),
-        ({64: numbers(1)}, "default", UnknownSlot, "64"),
-        ({"flights": numbers(1), "trains": numbers(1)}, "travel", UnknownSlot, "trains"),
-        ({4: numbers(1)}, "travel", UnknownSlot, "4"),
-        ({}, "default", InvalidBundle, "at least one slot"),
-    ],
-)
-def test_wrong_pushes_name_what_is_wrong(
-    client: Client, bundle: Mapping[str | int, pa.RecordBatch], topic: str, kind: type[QuiverError], message: str
-) -> None:
-    with pytest.raises(kind, match=message):
-        client.push(bundle, topic=topic)
-    client.push(numbers(1))
-
-
 def test_segments_are_listed_by_core_and_read_without_a_subscriber(client: Client) -> None:
     receipts = [client.push(numbers(n), topic="other", key=str(n)) for n in range(20)]
     client.flush("other")
@@ -210,14 +183,3 @@ def test_four_forked_producers_share_nothing_but_the_node(client: Client) -> Non
         client.push(numbers(9999))
         found = [first_id(delivery) for delivery in take(subscription, 601)]
     assert sorted(found) == sorted([1000 * number + n for number in range(4) for n in range(150)] + [9999])
-
-
-def test_stopped_worker_times_out_and_then_goes_on() -> None:
-    with client_node() as node, node.connect() as client:
-        client.push(numbers(1))
-        node.signal_worker(0, signal.SIGSTOP)
-        with pytest.raises(PushTimeout, match="may still become durable"):
-            client.push(numbers(2), timeout=0.3)
-        node.signal_worker(0, signal.SIGCONT)
-        receipt = client.push(numbers(3))
-        assert receipt.sequence in (1, 2)

@@ -7,29 +7,20 @@ import random
 import select
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
 from quiver_actors.base.protocol.messages import SubscriberInfo
 from quiver_actors.client import Client, Delivery
 from quiver_actors.errors import NotClaimed
-from tests.integration.client_node import ClientNode, client_node, numbers, take
+from tests.integration.client_node import ClientNode, client_fixture, client_node, node_fixture, numbers, take
 from tests.integration.consumer_process import DEADLINE_SECONDS, ConsumerProcess
 
 LEASE_SECONDS = 1.0
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=1) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture()
+client = client_fixture()
 
 
 class Consumers:

@@ -15,7 +15,15 @@ from quiver_actors.errors import InvalidId, NotClaimed, UnknownSubscriber, Unkno
 from quiver_actors.flight.client import connect_remote
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.server import NodeServer
-from tests.integration.client_node import ClientNode, client_node, consume_until, first_id, numbers, take
+from tests.integration.client_node import (
+    ClientNode,
+    client_fixture,
+    client_node,
+    consume_until,
+    first_id,
+    numbers,
+    take,
+)
 
 
 @pytest.fixture(scope="module", params=["local", "remote"])
@@ -30,10 +38,7 @@ def node(surface: str) -> Iterator[ClientNode]:
         yield started
 
 
-@pytest.fixture(scope="module")
-def local(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+local = client_fixture()
 
 
 @pytest.fixture(scope="module")

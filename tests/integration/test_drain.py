@@ -17,7 +17,7 @@ from quiver_actors.client import Client
 from quiver_actors.errors import Draining, PushTimeout, WorkerUnavailable
 from quiver_actors.flight.members import Member, MemberDirectory
 from quiver_actors.store.wal.layout import CURSOR_NAME, HEADER_BYTES
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+from tests.integration.client_node import ClientNode, first_id, node_fixture, numbers, take
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, run_quiver
 from tests.integration.spark_node import micro_batch
 from tests.unit.node.worker.harness import until
@@ -29,10 +29,7 @@ max_open_duration = "1h"
 """Nothing is sealed unless something asks for it."""
 
 
-@pytest.fixture
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2, config=CONFIG) as started:
-        yield started
+node = node_fixture(cores=2, config=CONFIG, scope="function")
 
 
 @contextmanager

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 
 from quiver_actors.client import Client, Delivery
 from quiver_actors.forward import Backoff, Forwarder, PermanentFailure, TransientFailure
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers
+from tests.integration.client_node import ClientNode, first_id, node_fixture, numbers
 from tests.integration.forwarder_process import SUBSCRIBER
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line
 
@@ -25,10 +24,7 @@ BUNDLES = 2000
 ROWS = 3
 
 
-@pytest.fixture
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as started:
-        yield started
+node = node_fixture(cores=2, scope="function")
 
 
 @contextmanager

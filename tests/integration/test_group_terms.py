@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,22 +14,14 @@ from quiver_actors import aio
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client, Subscription
 from quiver_actors.errors import AlreadyResolved, Fenced, LeaseExpired
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+from tests.integration.client_node import ClientNode, client_fixture, first_id, node_fixture, numbers, take
 from tests.unit.client.clock import MODULES, ClientClock
 
 DEADLINE_SECONDS = 60.0
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node() as running:
-        yield running
-
-
-@pytest.fixture
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture()
+client = client_fixture(scope="function")
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -15,20 +15,11 @@ import pytest
 from quiver_actors import aio
 from quiver_actors.client import Client
 from quiver_actors.errors import SequenceGap, SequenceTooOld, UsageError
-from tests.integration.client_node import ClientNode, client_node
+from tests.integration.client_node import ClientNode, client_fixture, client_node, node_fixture
 from tests.integration.transacting import numbers, visible
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as running:
-        yield running
-
-
-@pytest.fixture
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect(timeout=60.0) as connected:
-        yield connected
+node = node_fixture(cores=2)
+client = client_fixture(scope="function")
 
 
 def test_the_same_key_gives_the_same_receipt(client: Client, node: ClientNode) -> None:

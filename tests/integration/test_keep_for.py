@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from quiver_actors.client import Client
 from quiver_actors.store.status.status_view import take_status
 from tests.integration.capped_node import wait_until
-from tests.integration.client_node import ClientNode, client_node, consume_until, numbers
+from tests.integration.client_node import ClientNode, consume_until, node_fixture, numbers
 from tests.integration.node_process import run_quiver
 
 CONFIG = """
@@ -22,10 +18,7 @@ max_open_duration = "50ms"
 IDS = {10 * number for number in range(12)}
 
 
-@pytest.fixture
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2, config=CONFIG) as running:
-        yield running
+node = node_fixture(cores=2, config=CONFIG, scope="function")
 
 
 def ids_in(client: Client, topic: str) -> set[int]:

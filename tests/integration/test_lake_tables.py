@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.client import Client
-from tests.integration.client_node import ClientNode, client_node, numbers
+from tests.integration.client_node import ClientNode, node_fixture, numbers
 from tests.integration.lake_process import STEPS, SUBSCRIBER
 from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line
 from tests.unit.forward.lakes import LAKES
@@ -21,10 +21,7 @@ ROWS = 3
 pytestmark = pytest.mark.crash
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as started:
-        yield started
+node = node_fixture(cores=2)
 
 
 @pytest.fixture(params=LAKES)

@@ -24,7 +24,7 @@ from quiver_actors.flight.contract import BundleRange, ReadTicket, schema_bytes
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.forward import Backoff, Deliverer, Forwarder, Outcome, ParquetFiles
 from tests.integration.capped_node import wait_until
-from tests.integration.client_node import ClientNode, client_node, take
+from tests.integration.client_node import ClientNode, node_fixture, take
 from tests.integration.node_process import run_quiver
 from tests.unit.forward.lakes import LAKES
 from tests.unit.node.worker.harness import until
@@ -34,10 +34,7 @@ CONFIG = "[segment]\ntarget_size = '8MiB'\nmax_open_duration = '50ms'\n"
 SCHEMA = pa.schema([("id", pa.int64()), ("half", pa.float64())])
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(config=CONFIG) as started:
-        yield started
+node = node_fixture(config=CONFIG)
 
 
 @pytest.fixture

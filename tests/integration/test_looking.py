@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.client_node import ClientNode, client_node, numbers
-from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, run_quiver
+from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line
 from tests.unit.cli.test_reference import WATCHED
 
 LOOKS = sorted("quiver topics show default" if name == "quiver topics show" else name for name in WATCHED)
@@ -96,19 +96,3 @@ def test_on_a_terminal_each_look_takes_the_place_of_the_one_before(node: ClientN
         watched.communicate()
         os.close(ours)
     assert b"default" in seen
-
-
-def test_who_watches_is_told_that_the_node_is_not_there_and_goes_on(node: ClientNode) -> None:
-    nowhere = str(node.directories.base / "nowhere")
-    words = command_line("quiver_actors.cli.main", "subscribers", "list", "--watch", "0.05", "--run-dir", nowhere)
-    watched = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        assert watched.stderr is not None
-        assert b"quiver: " in watched.stderr.readline()
-        assert b"quiver: " in watched.stderr.readline()
-        watched.send_signal(signal.SIGINT)
-        assert watched.wait(DEADLINE_SECONDS) == 0
-    finally:
-        watched.kill()
-        watched.communicate()
-    assert run_quiver("subscribers", "list", "--run-dir", nowhere).returncode == 3

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.client_node import ClientNode, client_node, numbers, take
+from tests.integration.client_node import ClientNode, node_fixture, numbers, take
 from tests.integration.node_process import ROOT, Directories, NodeProcess, command_line, run_quiver
 
 DEADLINE_SECONDS = 60.0
@@ -64,10 +64,7 @@ def eventually(read: Any, holds: Any) -> Any:
     return found
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=1) as started:
-        yield started
+node = node_fixture()
 
 
 @pytest.fixture(scope="module")

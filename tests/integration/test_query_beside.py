@@ -27,7 +27,7 @@ from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.errors import NotStored, StorageUnavailable
 from quiver_actors.query.dataset import TopicDataset
 from quiver_actors.query.span import Span
-from tests.integration.client_node import ClientNode, client_node
+from tests.integration.client_node import ClientNode, node_fixture
 from tests.unit.node.worker.harness import until
 
 CONFIG = """
@@ -86,10 +86,7 @@ def check_snapshot(dataset: TopicDataset, acknowledged: int) -> int:
     return int(distinct[0])
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=1, config=CONFIG) as started:
-        yield started
+node = node_fixture(cores=1, config=CONFIG)
 
 
 def test_every_scan_is_a_snapshot(node: ClientNode) -> None:

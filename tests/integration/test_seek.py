@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from quiver_actors.client import Client, Delivery, GapNotice
 from quiver_actors.errors import AlreadyResolved
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+from tests.integration.client_node import ClientNode, client_fixture, first_id, node_fixture, numbers, take
 from tests.integration.node_process import run_quiver
 
 BUNDLES = 20
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as started:
-        yield started
-
-
-@pytest.fixture
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture(cores=2)
+client = client_fixture(scope="function")
 
 
 def seek(node: ClientNode, subscriber: str, position: str, *arguments: str) -> Any:

@@ -268,19 +268,6 @@ def test_wait_gives_up_after_its_timeout(directories: Directories) -> None:
     assert "not ready in time: no node is running" in done.stderr
 
 
-def test_watch_writes_one_object_a_line_until_interrupted(directories: Directories, node: NodeProcess) -> None:
-    command = command_line("quiver_actors.cli.main", "status", "--run-dir", str(directories.run), "--json")
-    with subprocess.Popen([*command, "--watch", "0.05"], cwd=ROOT, stdout=subprocess.PIPE) as watching:
-        assert watching.stdout is not None
-        documents = [json.loads(watching.stdout.readline()) for _ in range(3)]
-        watching.send_signal(signal.SIGINT)
-        watching.communicate(timeout=30)
-        assert watching.returncode == 0
-    taken = [document["taken_unix_ns"] for document in documents]
-    assert taken == sorted(taken)
-    assert documents[2]["node"]["pid"] == node.pid
-
-
 def test_watch_goes_on_while_no_node_runs(directories: Directories) -> None:
     command = command_line("quiver_actors.cli.main", "status", "--run-dir", str(directories.run), "--watch", "0.05")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -319,12 +306,6 @@ def test_wrong_arguments_are_a_usage_error(directories: Directories, arguments: 
     done = status(directories, *arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-
-
-def test_wrong_timeout_is_a_usage_error(directories: Directories) -> None:
-    done = status(directories, "--wait", "ready", "--timeout", "soon")
-    assert done.returncode == 2
-    assert "duration 'soon' is not understood" in done.stderr
 
 
 def test_the_page_of_a_dead_node_is_asked_for_until_the_next_start_in_its_run_directory(

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.integration.client_node import ClientNode, client_node, numbers, take
+from tests.integration.client_node import ClientNode, node_fixture, numbers, take
 from tests.integration.node_process import run_quiver
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as started:
-        yield started
+node = node_fixture(cores=2)
 
 
 def subscribers(node: ClientNode, command: str, *arguments: str) -> Any:

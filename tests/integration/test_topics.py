@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,21 +23,21 @@ from quiver_actors.errors import (
     UsageError,
 )
 from quiver_actors.node.topics.aside import ASIDE_PREFIX
-from tests.integration.client_node import CONFIG, ClientNode, client_node, first_id, numbers, take
+from tests.integration.client_node import (
+    CONFIG,
+    ClientNode,
+    client_fixture,
+    client_node,
+    first_id,
+    node_fixture,
+    numbers,
+    take,
+)
 from tests.integration.node_process import run_quiver
 from tests.unit.node.worker.harness import until
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as node:
-        yield node
-
-
-@pytest.fixture
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as client:
-        yield client
+node = node_fixture(cores=2)
+client = client_fixture(scope="function")
 
 
 def quiver(node: ClientNode, *arguments: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,22 +12,14 @@ from quiver_actors.client import Client
 from quiver_actors.errors import UsageError
 from quiver_actors.spark.options import WRITE, parse_options
 from quiver_actors.spark.task import write_task
-from tests.integration.client_node import ClientNode, client_node, numbers, take
+from tests.integration.client_node import ClientNode, client_fixture, node_fixture, numbers, take
 from tests.integration.node_process import run_quiver
 
 PARENTS = [f"00-{trace:032x}-{trace:016x}-01" for trace in range(1, 9)]
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node() as running:
-        yield running
-
-
-@pytest.fixture
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture()
+client = client_fixture(scope="function")
 
 
 def test_it_is_on_the_delivery_however_it_was_pushed(node: ClientNode, client: Client) -> None:

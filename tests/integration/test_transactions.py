@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +23,12 @@ from quiver_actors.errors import (
     UsageError,
 )
 from quiver_actors.transactions import Decisions
-from tests.integration.client_node import ClientNode, client_node, take
+from tests.integration.client_node import ClientNode, client_fixture, node_fixture, take
 from tests.integration.node_process import run_quiver
 from tests.integration.transacting import PATIENCE_SECONDS, eventually, numbers, stage, states, visible
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2) as running:
-        yield running
-
-
-@pytest.fixture
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture(cores=2)
+client = client_fixture(scope="function")
 
 
 def test_stages_of_two_workers_become_visible_when_they_are_published(client: Client) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,21 +14,12 @@ from quiver_actors.base.model import ONLOOKER_PREFIX
 from quiver_actors.cli.main import main
 from quiver_actors.client import Client
 from quiver_actors.errors import NotStored, UsageError
-from tests.integration.client_node import ClientNode, client_node, numbers, take
+from tests.integration.client_node import ClientNode, client_fixture, node_fixture, numbers, take
 from tests.integration.node_process import ROOT, command_line, run_quiver
 from tests.unit.node.worker.harness import until
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(config="[segment]\nmax_open_duration = '1h'\n") as started:
-        yield started
-
-
-@pytest.fixture
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as client:
-        yield client
+node = node_fixture(config="[segment]\nmax_open_duration = '1h'\n")
+client = client_fixture(scope="function")
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from quiver_actors.base.protocol.messages import SubscriberInfo
 from quiver_actors.client import Client, Subscription
 from quiver_actors.client.subscribe_request import SubscribeOptions
-from tests.integration.client_node import ClientNode, client_node, first_id, numbers, take
+from tests.integration.client_node import ClientNode, client_fixture, first_id, node_fixture, numbers, take
 from tests.integration.dying_consumer import DELIVERIES_MAX, OPTIONS, PREFETCH
 from tests.integration.node_process import ROOT, command_line
 
@@ -25,16 +24,8 @@ DEADLINE_SECONDS = 60.0
 _names = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node() as running:
-        yield running
-
-
-@pytest.fixture
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture()
+client = client_fixture(scope="function")
 
 
 @pytest.fixture

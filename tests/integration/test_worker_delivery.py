@@ -1,4 +1,4 @@
-"""Delivery through a real socket: leases, fencing, windows, orders, claims by reference, dead letters, gaps, questions."""
+"""Delivery through a real socket: claims of several connections, windows, dead letters, gaps, questions, orphans."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.base.protocol import messages as m
-from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
+from quiver_actors.base.units import MILLISECOND_NS
 from quiver_actors.client import connect
 from quiver_actors.node.worker.figures import PUBLISH_INTERVAL_NS
 from tests.unit.node.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
-
-SHORT_LEASE = 50 * MILLISECOND_NS
 
 
 def pushed(worker: WorkerThread, *values: int) -> WireClient:
@@ -40,47 +38,24 @@ def info(client: WireClient, subscriber: str) -> m.PendingInfo:
     return client.expect(m.PendingInfo, lambda found: found.tag == tag)
 
 
-def test_silent_consumers_bundles_go_to_another_and_its_late_ack_is_fenced(tmp_path: Path) -> None:
+def test_claim_of_another_connection_cannot_be_resolved(tmp_path: Path) -> None:
     with running(tmp_path) as worker:
         pushed(worker, 1, 2)
-        silent, other = worker.connect(), worker.connect()
-        silent.register("s", credit=2, terms=m.Terms(lease_ns=SHORT_LEASE))
-        late, indexes = silent.delivered()
-        assert late.lease_until_ns > 0
-        other.register("s", credit=2, terms=m.Terms(lease_ns=SHORT_LEASE))
-        taken, again = other.delivered()
-        assert again == indexes
-        assert array.array("H", taken.delivery_counts).tolist() == [2, 2]
-        other.resolve(taken, again)
+        holder, other = worker.connect(), worker.connect()
+        holder.register("s", credit=1)
+        deliver, _ = holder.delivered()
+        other.register("s", credit=1)
+        own, _ = other.delivered()
+        tag = other.resolve(deliver, [0, 1])
+        answer = other.expect(m.NotResolved)
+        assert answer.tag == tag
+        # Its own claim does not go under the token of another one either: it is newer.
+        assert refused(answer) == [("not_claimed", [0]), ("fenced", [1])]
+        other.resolve(own, [1])
         other.flush_progress("s")
-        silent.resolve(late, indexes)
-        assert refused(silent.expect(m.NotResolved)) == [("fenced", [0, 1])]
-
-
-def test_extended_claims_stay(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, 1)
-        client = worker.connect()
-        client.register("s", credit=10, terms=m.Terms(lease_ns=60 * SECOND_NS))
-        deliver, indexes = client.delivered()
-        client.send(m.Extend(7, "default", "s", array.array("Q", [deliver.token, 3]).tobytes()))
-        extended = client.expect(m.Extended)
-        assert extended.lease_until_ns > deliver.lease_until_ns
-        assert array.array("Q", extended.ended).tolist() == [3]
-        client.resolve(deliver, indexes)
-        client.flush_progress("s")
-
-
-def test_window_holds_back_what_credit_would_allow(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, *range(6))
-        client = worker.connect()
-        client.register("s", credit=100, terms=m.Terms(max_in_flight_bundles=2))
-        deliver, indexes = client.delivered()
-        assert indexes == [0, 1]
-        assert info(client, "s").claimed == 2
-        client.resolve(deliver, [1])
-        assert client.delivered()[1] == [2]
+        holder.resolve(deliver, [0])
+        holder.flush_progress("s")
+        holder.expect(m.SegmentRetired)
 
 
 def test_one_bundle_is_always_allowed_by_a_window_in_bytes(tmp_path: Path) -> None:
@@ -109,41 +84,6 @@ def test_window_in_bytes_knows_how_large_each_bundle_is(tmp_path: Path) -> None:
         assert client.delivered()[1] == [1]
 
 
-def test_newest_first(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, 1, 2, 3)
-        client = worker.connect()
-        client.register("s", credit=100, terms=m.Terms(order="newest"))
-        assert numbers(client.values(3)) == [3, 2, 1]
-
-
-def test_claim_by_reference_answers_with_its_tag(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, 1, 2)
-        client = worker.connect()
-        client.register("s")
-        client.send(m.ClaimRef(50, "default", "s", 0, 1))
-        deliver, indexes = client.delivered()
-        assert (deliver.tag, indexes) == (50, [1])
-        client.send(m.ClaimRef(51, "default", "s", 0, 1))
-        assert client.expect(m.Refused).code == "not_claimed"
-        client.resolve(deliver, [1])
-        client.send(m.ClaimRef(52, "default", "s", 0, 1))
-        assert client.expect(m.Refused).code == "already_resolved"
-
-
-def test_durable_ack_is_answered_once_it_is_on_disk(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, 1)
-        client = worker.connect()
-        client.register("s", credit=1)
-        deliver, indexes = client.delivered()
-        packed = array.array("I", indexes).tobytes()
-        client.send(m.Resolve(60, "default", "s", 0, deliver.token, "ack", packed, durable=True))
-        client.done(60)
-        assert info(client, "s").drained
-
-
 def test_ack_through_and_what_is_pending(tmp_path: Path) -> None:
     with running(tmp_path) as worker:
         producer = pushed(worker, 1, 2, 3)
@@ -165,20 +105,6 @@ def test_ack_through_and_what_is_pending(tmp_path: Path) -> None:
         client.send(m.AckThrough(13, "default", "s", 1, 0))
         client.done(13)
         assert info(client, "s").drained, "an unsealed bundle is resolved like any other"
-
-
-@pytest.mark.parametrize("start", ["time", "bundle"])
-def test_start_at_a_time_or_bundle(tmp_path: Path, start: str) -> None:
-    with running(tmp_path) as worker:
-        producer = pushed(worker, 1, 2)
-        producer.push_and_wait(table(3))
-        client = worker.connect()
-        client.send(m.BundleTime(5, "default", 0, 1))
-        answer = client.expect(m.Done, lambda done: done.tag == 5)
-        client.register("s", start=f"time:{answer.value}" if start == "time" else "bundle:0/0/1", credit=10)
-        assert numbers(client.values(1)) == [2]
-        producer.flush()
-        assert numbers(client.values(1)) == [3]
 
 
 def test_bundle_that_is_delivered_too_often_becomes_a_dead_letter(tmp_path: Path) -> None:

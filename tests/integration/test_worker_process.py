@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
 import pytest
 
 from quiver_actors.base.config import NodeSettings
@@ -191,18 +190,3 @@ def test_heartbeat_goes_on_while_nothing_happens(tmp_path: Path) -> None:
         first = page.read_region(1).heartbeat_ns
         until(lambda: page.read_region(1).heartbeat_ns > first, "the next heartbeat")
         page.close()
-
-
-def test_bundle_of_two_hundred_megabytes(tmp_path: Path) -> None:
-    big = pa.record_batch({"x": pa.array(range(1 << 16), pa.int64())})
-    big = pa.Table.from_batches([big] * 400).combine_chunks().to_batches()[0]
-    assert big.nbytes >= 200_000_000
-    with process(tmp_path) as worker:
-        client = worker.producer()
-        client.attach_arena(big.nbytes + (1 << 20))
-        run = client.push_and_wait(big)
-        client.flush()
-        client.register("s", credit=1)
-        deliver, indexes = client.delivered()
-        assert (deliver.segment_seq, indexes) == (run.segment_seq, [0])
-        assert client.segments["default", run.segment_seq].bundle(0)[0].equals(big)

@@ -1,4 +1,4 @@
-"""Pushing to a worker over its socket: acknowledgements, modes, refusals, waiting, failing disks."""
+"""Pushing to a worker over its socket: acknowledgements, modes, rotation, large bundles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from quiver_actors.base.model import Durability
 from quiver_actors.base.protocol import messages as m
 from tests.unit.node.worker.faulty_disk import FaultyDisk
 from tests.unit.node.worker.harness import WorkerThread, running, settings, table, topic, until
-from tests.unit.node.worker.spans import Span
 
 
 def faulty_disk(root: Path) -> FaultyDisk:
@@ -33,16 +32,6 @@ def worker_figure(worker: WorkerThread, figure: WorkerFigure) -> int:
 # --- acknowledgements ----------------------------------------------------------------------------------------------------
 
 
-def test_push_is_acknowledged_synced_with_rising_ids(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        client = worker.producer()
-        first, durability = client.acked(client.push(table(1), table(2)))
-        second, _ = client.acked(client.push(table(3)))
-    assert durability == Durability.SYNCED
-    assert (first.segment_seq, first.bundle_index, first.sequence, first.count) == (0, 0, 0, 2)
-    assert (second.segment_seq, second.bundle_index, second.sequence, second.count) == (0, 2, 2, 1)
-
-
 def test_many_pushes_in_flight_are_acknowledged_in_push_order(tmp_path: Path) -> None:
     with running(tmp_path) as worker:
         client = worker.producer()
@@ -52,18 +41,6 @@ def test_many_pushes_in_flight_are_acknowledged_in_push_order(tmp_path: Path) ->
             runs += client.expect(m.Acked).runs
     assert [run.tag for run in runs] == [push.tag for push in pushes]
     assert [run.sequence for run in runs] == list(range(0, 600, 2))
-
-
-def test_producers_share_the_log_and_each_gets_its_own_answers(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        clients = [worker.producer() for _ in range(4)]
-        pushes = [(client, client.push(table(number))) for number in range(25) for client in clients]
-        runs = [client.acked(push)[0] for client, push in pushes]
-        clients[0].flush()
-        clients[0].register("s", credit=1000)
-        stored = clients[0].values(100)
-    assert sorted(run.sequence for run in runs) == list(range(100))
-    assert sorted(values[0] for _, _, values in stored) == sorted(list(range(25)) * 4)
 
 
 @pytest.mark.parametrize(
@@ -120,26 +97,6 @@ def test_idle_segment_is_sealed_by_age(tmp_path: Path) -> None:
 
 
 # --- bundles ---------------------------------------------------------------------------------------------------------------
-
-
-def test_several_slots_and_absent_ones_come_back(tmp_path: Path) -> None:
-    other = pa.record_batch({"name": ["a", "b", None], "x": pa.array([1.5, None, 2.5])})
-    with running(tmp_path) as worker:
-        client = worker.producer()
-        client.declare(1, other.schema, slot_id=63)
-        span = Span()
-        span.add([(0, 0, table(1)), (1, 63, other)])
-        span.add([(1, 63, other)])
-        push = client.place(span)
-        client.send(push)
-        client.acked(push)
-        client.flush()
-        client.register("s", credit=10)
-        deliver, indexes = client.delivered()
-        reader = client.segments["default", deliver.segment_seq]
-    assert indexes == [0, 1]
-    assert reader.bundle(0) == {0: table(1), 63: other}
-    assert reader.bundle(1) == {63: other}
 
 
 def test_bundle_larger_than_the_turn_buffer_and_the_segment_target(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import os
 from pathlib import Path
 
@@ -145,35 +144,6 @@ def test_segment_stays_for_the_subscriber_that_is_behind(tmp_path: Path) -> None
         assert first_values(client.values(1, "slow")) == [1]
 
 
-def test_latest_starts_behind_what_is_there_and_resumes_where_it_was(tmp_path: Path) -> None:
-    with running(tmp_path, settings(FAST_SEAL)) as worker:
-        producer = worker.producer()
-        producer.push_and_wait(table(1))
-        client = worker.connect()
-        client.register("s", start="latest", credit=10)
-        producer.push_and_wait(table(2))
-        assert first_values(client.values(1)) == [2]
-        client.close()
-        again = worker.connect()
-        again.register("s", start="earliest", credit=10)
-        assert first_values(again.values(1)) == [2]
-
-
-def test_acks_survive_a_restart_and_unacked_bundles_come_again(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        pushed(worker, *range(5))
-        client = worker.connect()
-        client.register("s", credit=3)
-        deliver, _ = client.delivered()
-        client.resolve(deliver, [0, 2])
-        client.flush_progress("s")
-        assert worker.stop() == ChildExit.DRAINED
-    with running(tmp_path) as worker:
-        client = worker.connect()
-        client.register("s", credit=10)
-        assert first_values(client.values(3)) == [1, 3, 4]
-
-
 def test_acks_without_flush_survive_a_drain(tmp_path: Path) -> None:
     with running(tmp_path, settings(topic(progress_flush_interval_ns=60_000_000_000))) as worker:
         pushed(worker, 1, 2)
@@ -236,27 +206,6 @@ def test_request_that_cannot_be_met_is_refused_and_the_connection_goes_on(
         answer = client.expect(m.Refused)
         assert (answer.tag, answer.code) == (1, code)
         client.register("s")
-
-
-def test_segments_can_be_listed_and_read_without_a_subscriber(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        client = pushed(worker, 1, 2)
-        client.push_and_wait(table(3))
-        client.flush()
-        client.send(m.ListSegments(1, "default"))
-        listed = client.expect(m.SegmentList).segments
-        assert [(info.segment_seq, info.bundle_count, info.row_count) for info in listed] == [(0, 2, 2), (1, 1, 1)]
-        client.send(m.OpenSegment(2, "default", 1))
-        opened = client.expect(m.SegmentOpened)
-        assert (opened.tag, opened.size_bytes) == (2, listed[1].size_bytes)
-        assert client.open_received(opened).bundle(0) == {0: table(3)}
-
-
-def test_flush_of_an_empty_topic_is_done_at_once(tmp_path: Path) -> None:
-    with running(tmp_path) as worker:
-        client = worker.connect()
-        client.flush()
-        client.flush()
 
 
 def test_deaf_consumer_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +289,3 @@ def test_listener_is_gone_while_draining_and_claims_stay_unresolved(
             lambda: any(row.kind == RowKind.WORKER and row.values[WorkerFigure.CPU_NS] for row in worker.region().rows),
             "CPU",
         )
-
-
-def refused(answer: m.NotResolved) -> list[tuple[str, list[int]]]:
-    return [(refusal.code, list(array.array("I", refusal.bundle_indexes))) for refusal in answer.refusals]

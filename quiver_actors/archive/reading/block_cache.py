@@ -18,7 +18,7 @@ Make = Callable[[Callable[[int], None]], CachedFile]
 
 
 class BlockCache:
-    """See above.
+    """Files of archived segments, of which those that were read longest ago go first. Any thread may ask.
 
     Args:
         size_max_bytes: of all blocks that are stored in files of this cache. The file that grows last stays, however large it is.

@@ -69,7 +69,7 @@ class EnginePlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """All of a node."""
+    """What comes back of a node: its engines, and the topics that come back empty."""
 
     head: Head
     state: NodeState

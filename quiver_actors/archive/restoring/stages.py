@@ -147,7 +147,7 @@ class OwnDecisions:
         self._files.setdefault(f"{OWN_LOG_NAME}/{name}", content)
 
     def remove(self, name: str) -> None:
-        """Delete the file."""
+        """Delete the file, if it is there."""
         self._files.pop(f"{OWN_LOG_NAME}/{name}", None)
 
 

@@ -51,7 +51,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> str:
-        """The whole key."""
+        """The key with the section of its topic, as the file spells it."""
         return self.setting.key if self.topic is None else f"{_TOPICS}.{self.topic}.{self.setting.key}"
 
 

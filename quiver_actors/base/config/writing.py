@@ -100,7 +100,7 @@ from the next start on only. If the file is wrong nothing changes.
 
 
 def reference() -> str:
-    """docs/configuration.md."""
+    """The text of docs/configuration.md."""
     parts = [_INTRODUCTION]
     parts += [_table("Settings of the node", [s for s in SETTINGS if s.scope is Scope.NODE])]
     parts += [

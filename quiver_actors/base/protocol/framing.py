@@ -118,7 +118,7 @@ class FrameReader:
 
     @property
     def capacity_bytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of memory that the buffer takes."""
         return len(self._view)
 
     def writable(self) -> memoryview:

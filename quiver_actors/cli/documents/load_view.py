@@ -37,7 +37,7 @@ class NodeLoad(msgspec.Struct, kw_only=True):
 
 
 def take_load(run_dir: str) -> NodeLoad:
-    """Raises NotRunning."""
+    """The load of a node, read from its counters page. Raises NotRunning."""
     page = attach_page(run_dir)
     try:
         workers = []

@@ -70,7 +70,7 @@ class History:
         self._before: StatusView | None = None
 
     def samples(self) -> list[Sample]:
-        """Oldest first."""
+        """The samples that are kept, oldest first."""
         return list(self._samples)
 
     def add(self, status: StatusView) -> None:

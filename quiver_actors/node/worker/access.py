@@ -181,7 +181,7 @@ class Access:
         self._taken[what][uid] += amount
 
     def give(self, what: str, uid: int, amount: int) -> None:
-        """The reverse of `take`."""
+        """Count so much less of a user's quota, as something that `take` counted is gone."""
         counter = self._taken[what]
         counter[uid] -= amount
         assert counter[uid] >= 0, "given back more than was taken"

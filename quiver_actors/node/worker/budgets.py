@@ -84,11 +84,6 @@ class Budgets(Generic[S]):
         return budget
 
     @property
-    def has_guests(self) -> bool:
-        """Connections of guests wait."""
-        return bool(self.in_turn)
-
-    @property
     def due_ns(self) -> int:
         """When `serve` has something to do: not after now if it has, `NEVER_NS` if no guest waits."""
         return min(budget.due_ns for budget in self.in_turn) if self.in_turn else NEVER_NS

@@ -29,7 +29,7 @@ class Poll(Protocol):
         """Wait at most so many seconds, and return (number, event mask) pairs."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the poll; what it looked at stays open."""
 
 
 """A socket, and the core whose it is; None: the worker's own one."""

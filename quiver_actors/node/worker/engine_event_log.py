@@ -109,7 +109,7 @@ class EngineEventLog:
         )
 
     def failed(self, reason: str) -> None:
-        """The engine has failed."""
+        """Log that the engine has failed, and count the error."""
         self._journal.error("engine.failed", reason, topic=self._topic)
 
     def close_failed(self, error: QuiverError) -> None:

@@ -352,7 +352,7 @@ class EngineHost:
         return min(*wanted, now_ns + _SWEEP_INTERVAL_NS_MAX) if wanted else None
 
     def detach(self, session: Session) -> None:
-        """The connection has ended."""
+        """Take back what a connection held that has ended."""
         has_stages = any(True for _ in self.engine.stages)
         self.staging.detach(session)
         if self.deliveries.detach(session) or self.ingest.waiting.count or has_stages:

@@ -86,4 +86,4 @@ class _Done:
     """A job that has been carried out already."""
 
     def run(self) -> None:
-        """Do nothing."""
+        """Do nothing: the work was done when the job was made."""

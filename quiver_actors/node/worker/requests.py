@@ -120,7 +120,7 @@ class ArenaJob:
             self.discard()
 
     def discard(self) -> None:
-        """Give the memory back."""
+        """Close arena and descriptor, if they were made."""
         if self.arena is not None:
             self.arena.close()
             self.arena = None

@@ -52,7 +52,7 @@ class Spans(Protocol):
         """Take ownership of the memory; the one before goes."""
 
     def close(self) -> None:
-        """The connection is over."""
+        """Let go of the memory, as the connection is over."""
 
     def span(self, push: Push) -> memoryview:
         """The bytes of a push. Raises ProtocolError: it has none there."""

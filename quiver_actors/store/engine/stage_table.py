@@ -103,6 +103,6 @@ class StageTable:
         return msgspec.structs.replace(journal.with_published(places), next_number=self._next_number, publishing=places)
 
     def note_recorded(self, journal: JournalRecord) -> None:
-        """The record is durable."""
+        """Take the record for durable; its publishes may become segments now."""
         self._journal = msgspec.structs.replace(journal, publishing=[])
         self.publishes.note_recorded(journal.publishing)

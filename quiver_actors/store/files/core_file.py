@@ -27,7 +27,6 @@ CORE_TABLE = FieldTable(
     Field("crc32", "I", "CRC-32 of all before"),
 )
 CORE = Framing(CORE_NAME, CORE_TABLE, Place.SIZE, is_kept_in_doubt=True)
-CORE_BYTES = CORE_TABLE.size
 
 SEGMENT_SEQ_BLOCK = 1024
 SEQUENCE_BLOCK = 1 << 20

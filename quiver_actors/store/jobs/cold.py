@@ -277,7 +277,7 @@ class ColdFlipJob(Job):
         self._content = content
 
     def work(self) -> None:
-        """Durable on return."""
+        """Name what was copied back, write the list, and delete the hot copies; durable on return, in this order."""
         for segment_seq in self.returned:
             path = self._paths.segment(segment_seq)
             if self._disk.exists(path + TEMPORARY_SUFFIX):

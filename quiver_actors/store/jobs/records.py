@@ -104,7 +104,7 @@ class BringUpJob(ProgressJob):
     """Write what the journal says into the progress files, and delete it."""
 
     def work(self) -> None:
-        """Bring the files up."""
+        """Write the files, make them durable, and delete the journal."""
         contents = ((write.path, write.content) for write in self.writes if write.content is not None)
         bring_up(self._disk, self._paths, contents)
 

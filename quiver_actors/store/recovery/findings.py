@@ -59,7 +59,7 @@ class Findings:
         self._paths = paths
 
     def quarantine(self, path: str, why: str) -> None:
-        """Move a file aside."""
+        """Move a file to quarantine; count and log it with the reason."""
         self.note_quarantined(path, move_to_quarantine(self._disk, self._paths, path), why)
 
     def note_quarantined(self, path: str, target: str, why: str) -> None:

@@ -122,7 +122,7 @@ class FoundSegments:
         return ""
 
     def add(self, segment_seq: int, footer: SegmentFooter, size_bytes: int) -> None:
-        """Add a whole segment."""
+        """Take a segment that was found whole into the list; one without an extension is another writer's."""
         extension = footer.extension
         if extension is None:
             self.segments[segment_seq] = SegmentInfo(segment_seq, footer.bundle_count, 0, size_bytes, 0, 0)

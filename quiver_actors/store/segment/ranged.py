@@ -16,13 +16,13 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from quiver_actors.base.model import ENVELOPE_SLOT
-from quiver_actors.errors import FormatError, InvalidFormat, SlotNotInBundle
+from quiver_actors.errors import FormatError, InvalidFormat
 from quiver_actors.store.segment.arrow_file import read_file_footer
 from quiver_actors.store.segment.blocks import Spans, are_inside, unpack_blocks
 from quiver_actors.store.segment.column_buffers import Range, column_ranges
 from quiver_actors.store.segment.proven_blocks import BlockSource, ProvenBlocks
 from quiver_actors.store.segment.reader import SegmentReader, StreamInfo, read_footer
-from quiver_actors.store.segment.runs import Run
+from quiver_actors.store.segment.single_reads import SingleReads
 
 WINDOW_BYTES = 32 << 20
 """Messages of about so many bytes are fetched together."""
@@ -42,7 +42,7 @@ class _Messages(NamedTuple):
     schema: pa.Schema
 
 
-class RangedReader:
+class RangedReader(SingleReads):
     """A reader of one segment, like `SegmentReader`, over a source of blocks. Any thread may read.
 
     Args:
@@ -187,22 +187,6 @@ class RangedReader:
                 self._blocks.need(self._ranges([index], slots))
             found = self._reader.decode(index, slots)
         return {slot_id: _selected(batch, self._columns.get(slot_id)) for slot_id, batch in found.items()}
-
-    def decode_batch(self, index: int, slot_id: int) -> pa.RecordBatch:
-        """One slot of a bundle. Raises SlotNotInBundle, and as `decode`."""
-        found = self.decode(index, (slot_id,))
-        if slot_id not in found:
-            raise SlotNotInBundle(f"bundle {index} has no slot {slot_id}: it has {list(self.slot_ids(index))}")
-        return found[slot_id]
-
-    def runs(
-        self,
-        indexes: Sequence[int],
-        slots: Collection[int] | None = None,
-        columns: Mapping[int, Sequence[str]] | None = None,
-    ) -> list[Run]:
-        """Return no runs: all bundles are read one by one."""
-        return []
 
     def _window(self, index: int) -> Iterator[int]:
         """The bundles that are fetched together with one."""

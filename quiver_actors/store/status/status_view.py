@@ -7,6 +7,7 @@ that does not run does not update them.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from quiver_actors.base.metrics.figures import (
     WorkerFigure,
     WorkerState,
 )
+from quiver_actors.base.metrics.latency import BUCKETS, SUM_WORD
 from quiver_actors.shm.counters import CountersPage, RegionSnapshot, RowSnapshot
 from quiver_actors.store.status.advice import advice_on, problems_of_topics
 from quiver_actors.store.status.archive_view import archive_of
@@ -27,6 +29,7 @@ from quiver_actors.store.status.room import LIMIT_NAMES, advice_on_room, quarant
 from quiver_actors.store.status.status_document import (
     EngineView,
     ErrorView,
+    LatencyView,
     NodeView,
     SharedMemoryView,
     StatusView,
@@ -35,7 +38,6 @@ from quiver_actors.store.status.status_document import (
     severity,
     worst,
 )
-from quiver_actors.store.status.status_latency import latencies_of
 from quiver_actors.store.status.status_storage import (
     cores_of,
     losses_of,
@@ -130,7 +132,7 @@ class _View:
             ),
             errors=sorted(self._errors(), key=lambda error: error.age_ns),
             shared_memory=self._shared_memory(workers),
-            latencies=sorted(latencies_of(self._cores()), key=lambda each: (each.topic, each.core, each.of)),
+            latencies=sorted(_latencies_of(self._cores()), key=lambda each: (each.topic, each.core, each.of)),
             storage=storage_of(self._regions[SUPERVISOR_REGION]),
             cores=sorted(cores_of(self._regions), key=lambda each: (-each.pressure, each.core)),
             retention=sorted(retention_of(self._regions), key=lambda each: (each.topic, each.core)),
@@ -345,3 +347,19 @@ def _last_exit(figure: int) -> str | None:
 
 def _rows(region: RegionSnapshot, kind: int) -> list[RowSnapshot]:
     return [row for row in region.rows if row.kind == kind]
+
+
+def _latencies_of(cores: Iterable[tuple[int, RegionSnapshot]]) -> list[LatencyView]:
+    """The histograms of all workers, by core and region of the counters page."""
+    return [
+        _latency(row.label, core, row.values)
+        for core, region in cores
+        for row in region.rows
+        if row.kind == RowKind.LATENCY
+    ]
+
+
+def _latency(label: str, core: int, values: tuple[int, ...]) -> LatencyView:
+    place, _, of = label.rpartition("/")
+    topic, core = place_of(place, core)
+    return LatencyView(topic=topic, core=core, of=of, counts=list(values[:BUCKETS]), sum_ns=values[SUM_WORD])

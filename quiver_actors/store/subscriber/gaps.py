@@ -20,10 +20,11 @@ from dataclasses import dataclass
 import crc32c
 
 from quiver_actors.base.model import check_id
-from quiver_actors.errors import InvalidFormat, InvalidId, UsageError
+from quiver_actors.errors import InvalidFormat, UsageError
 from quiver_actors.store.format.fields import Field, FieldTable, at_least, at_most
 from quiver_actors.store.format.framing import Framing, Place
 from quiver_actors.store.subscriber.changes import Changes
+from quiver_actors.store.subscriber.progress import subscriber_of
 
 FILE_PREFIX = "quiver.gaps."
 REASONS = ("damaged", "evicted", "expired", "dropped")
@@ -291,9 +292,4 @@ def gaps_file_name(subscriber: str) -> str:
 
 def gaps_subscriber_of(file_name: str) -> str | None:
     """The subscriber whose gap file has that name; None for every other file, `*.tmp` and invalid ids included."""
-    if not file_name.startswith(FILE_PREFIX):
-        return None
-    try:
-        return check_id("subscriber", file_name[len(FILE_PREFIX) :])
-    except InvalidId:
-        return None
+    return subscriber_of(file_name, FILE_PREFIX)

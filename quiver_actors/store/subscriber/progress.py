@@ -324,11 +324,15 @@ def progress_file_name(subscriber: str) -> str:
     return FILE_PREFIX + check_id("subscriber", subscriber)
 
 
-def subscriber_of(file_name: str) -> str | None:
-    """The subscriber whose progress file has that name; None for every other file, `*.tmp` and invalid ids included."""
-    if not file_name.startswith(FILE_PREFIX):
+def subscriber_of(file_name: str, prefix: str = FILE_PREFIX) -> str | None:
+    """The subscriber whose progress file has that name; None for every other file, `*.tmp` and invalid ids included.
+
+    Args:
+        prefix: of another kind of file, one for each subscriber.
+    """
+    if not file_name.startswith(prefix):
         return None
     try:
-        return check_id("subscriber", file_name[len(FILE_PREFIX) :])
+        return check_id("subscriber", file_name.removeprefix(prefix))
     except InvalidId:
         return None

@@ -9,16 +9,16 @@ Concurrency: any number of threads.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from quiver_actors.base.checksum import crc32
-from quiver_actors.errors import ArrowError, ChecksumMismatch, FormatError, InvalidFormat, SlotNotInBundle
+from quiver_actors.errors import ArrowError, ChecksumMismatch, FormatError, InvalidFormat
 from quiver_actors.store.segment.arrow_ipc import walk_stream
 from quiver_actors.store.segment.bodies import has_compressed_body
-from quiver_actors.store.segment.runs import Run
+from quiver_actors.store.segment.single_reads import SingleReads
 from quiver_actors.store.wal import layout
 from quiver_actors.store.wal.codec import decode_header
 
@@ -92,7 +92,7 @@ class LogEntries:
         return known
 
 
-class EntryReader:
+class EntryReader(SingleReads):
     """Some bundles of a log, with the methods of a `SegmentReader` that name one bundle.
 
     Args:
@@ -159,22 +159,6 @@ class EntryReader:
     def decode(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
         """The record batches of a bundle by slot id; see `SegmentReader.decode`. `check` proves the bundle before."""
         return {slot[0]: self._batch(index, slot) for slot in self._slots(index) if slots is None or slot[0] in slots}
-
-    def decode_batch(self, index: int, slot_id: int) -> pa.RecordBatch:
-        """One slot of a bundle; see `SegmentReader.decode_batch`."""
-        found = self.decode(index, (slot_id,))
-        if slot_id not in found:
-            raise SlotNotInBundle(f"bundle {index} has no slot {slot_id}: it has {list(self.slot_ids(index))}")
-        return found[slot_id]
-
-    def runs(
-        self,
-        indexes: Sequence[int],
-        slots: Collection[int] | None = None,
-        columns: Mapping[int, Sequence[str]] | None = None,
-    ) -> list[Run]:
-        """Return none: each bundle of a log is read by itself; see `SegmentReader.runs`."""
-        return []
 
     def slot_ids(self, index: int) -> tuple[int, ...]:
         """The slots that a bundle has."""

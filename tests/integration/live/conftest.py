@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from quiver_actors.client import Client
-from tests.integration.client_node import ClientNode, client_node
+from tests.integration.client_node import client_fixture, node_fixture
 from tests.integration.live_node import LIVE
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(config=LIVE) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def client(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture(config=LIVE)
+client = client_fixture()
 
 
 @pytest.fixture

@@ -3,11 +3,8 @@ what the deaths of processes leave."""
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from quiver_actors import aio
 from quiver_actors.base.model import BundleId
 from quiver_actors.client import Client
 from quiver_actors.errors import AlreadyResolved, NotStored
@@ -199,16 +196,6 @@ def test_a_window_in_bytes(client: Client, topic: str) -> None:
         assert found == list(range(20))
 
 
-def test_slots_and_columns(client: Client) -> None:
-    flights, weather = numbers(1), numbers(2)
-    with client.subscribe("s", topic="travel", slots=["weather"]) as subscription:
-        client.push({"flights": flights, "weather": weather}, topic="travel")
-        (delivery,) = take(subscription, 1)
-        assert list(delivery.slot_ids) == [7]
-        assert delivery["weather"].equals(weather)
-    assert sealed_counts(client, "travel") == []
-
-
 # --- reading without a claim ----------------------------------------------------------------------------------------------------
 
 
@@ -231,25 +218,6 @@ def test_ranges_over_sealed_and_open_segments(client: Client, topic: str) -> Non
     assert [first_of(bundle) for bundle in reading] == list(range(17, 30)), (
         "a range that is being read goes over a seal"
     )
-
-
-def test_asyncio_client(node: ClientNode, topic: str) -> None:
-    async def main() -> list[int]:
-        async with aio.connect(node.directories.run, timeout=60.0) as client:
-            async with await client.subscribe("tasks", topic=topic) as subscription:
-                found = []
-                for number in range(10):
-                    await client.push(numbers(number), topic=topic)
-                    delivery = await subscription.get(20)
-                    assert delivery is not None
-                    found.append(first_of(delivery))
-                    await delivery.ack().wait()
-                assert await subscription.all_drained()
-            return found
-
-    assert asyncio.run(main()) == list(range(10))
-    with node.connect() as client:
-        assert sealed_counts(client, topic) == []
 
 
 @pytest.mark.crash

@@ -7,21 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.client import Client
-from tests.integration.client_node import ClientNode, client_node
+from tests.integration.client_node import ClientNode, client_fixture, node_fixture
 from tests.integration.remote.servers import CONFIG, Served
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(cores=2, config=CONFIG) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def local(node: ClientNode) -> Iterator[Client]:
-    with node.connect() as connected:
-        yield connected
+node = node_fixture(cores=2, config=CONFIG)
+local = client_fixture()
 
 
 @pytest.fixture

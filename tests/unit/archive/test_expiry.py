@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +17,6 @@ from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.store.objects.opening import open_store
 from tests.support.engine_driver import ManualClock
 from tests.unit.archive.test_manifest_store import STREAM, a_hole, a_segment, own, rows
-
-
-@pytest.fixture
-def store() -> Iterator[ObjectStore]:
-    made = open_store(f"memory://{uuid.uuid4().hex}")
-    yield made
-    made.close()
 
 
 def filled(store: ObjectStore) -> ManifestWriter:

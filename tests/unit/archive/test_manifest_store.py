@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -68,13 +67,6 @@ def a_hole(segment_seq: int, noted_unix_ns: int = 3) -> Hole:
         reason="evicted",
         noted_unix_ns=noted_unix_ns,
     )
-
-
-@pytest.fixture
-def store() -> Iterator[ObjectStore]:
-    made = open_store(f"memory://{uuid.uuid4().hex}")
-    yield made
-    made.close()
 
 
 def own(store: ObjectStore) -> ManifestWriter:

@@ -30,6 +30,7 @@ from quiver_actors.base.protocol.messages import (
     AckThrough,
     ArenaAttached,
     AttachArena,
+    BeginStage,
     BundleTime,
     ClientMessage,
     DeclareSchema,
@@ -296,6 +297,13 @@ class Peer:
         thread = threading.Thread(target=target, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+def begin_stage(session: PeerSession, message: ClientMessage) -> bool:
+    """A handler that begins stage 7."""
+    assert isinstance(message, BeginStage)
+    session.send(Done(message.tag, 7))
+    return True
 
 
 def refuse(code: str, message: str = "no") -> Handler:

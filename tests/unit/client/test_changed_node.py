@@ -31,7 +31,7 @@ from quiver_actors.errors import NotRunning, UnknownCore, WorkerUnavailable
 from quiver_actors.transactions.model import Token
 from tests.unit.client.clock import ClientClock
 from tests.unit.client.feeding import batch
-from tests.unit.client.peer import TOPICS, Background, Peer, PeerSession, write_node_file
+from tests.unit.client.peer import TOPICS, Background, Peer, PeerSession, begin_stage, write_node_file
 from tests.unit.node.worker.harness import until
 
 NEW_TOPIC = TopicInfo("new", {}, "wal", 0)
@@ -40,12 +40,6 @@ NEW_TOPIC = TopicInfo("new", {}, "wal", 0)
 def knows_new_topic(session: PeerSession, message: ClientMessage) -> bool:
     assert isinstance(message, ListTopics)
     session.send(TopicList(message.tag, [*TOPICS, NEW_TOPIC]))
-    return True
-
-
-def begin(session: PeerSession, message: ClientMessage) -> bool:
-    assert isinstance(message, BeginStage)
-    session.send(Done(message.tag, 7))
     return True
 
 
@@ -90,7 +84,7 @@ def test_and_does_what_all_workers_are_to_do(peer: Peer, client: Client, kind: t
 def test_all_ways_of_pushing_find_a_topic_that_is_new(peer: Peer, client: Client) -> None:
     """An idempotent push and a stage said that there is none."""
     peer.handlers[ListTopics] = knows_new_topic
-    peer.handlers[BeginStage] = begin
+    peer.handlers[BeginStage] = begin_stage
     for push in (
         lambda: client.push(batch(1), topic="new"),
         lambda: client.push(batch(1), topic="new", producer="p", sequence=1),

@@ -18,7 +18,7 @@ from quiver_actors.client import Client, connect
 from quiver_actors.client.stage import Stage, StagePlan
 from quiver_actors.errors import TransactionAborted, WorkerUnavailable
 from tests.unit.client.feeding import batch
-from tests.unit.client.peer import Peer, PeerSession, write_node_file
+from tests.unit.client.peer import Peer, PeerSession, begin_stage, write_node_file
 
 INCARNATION = "ab" * 16
 
@@ -33,12 +33,6 @@ class Held:
         assert isinstance(message, BeginStage | PrepareStage)
         self.requests.append((session, message.tag))
         return True
-
-
-def begin(session: PeerSession, message: ClientMessage) -> bool:
-    assert isinstance(message, BeginStage)
-    session.send(Done(message.tag, 7))
-    return True
 
 
 def ready(tag: int) -> StageReady:
@@ -60,7 +54,7 @@ def test_a_stage_that_begins_too_late_is_given_up(peer: Peer, client: Client) ->
 
 def test_a_stage_begins_elsewhere_where_the_node_comes_back_without_its_core(two_cores: Peer) -> None:
     """Regression: the stage waited for the missing core until its timeout."""
-    two_cores.handlers[BeginStage] = begin
+    two_cores.handlers[BeginStage] = begin_stage
     with connect(two_cores.run_dir) as client:
         key = next(str(n) for n in range(16) if client.core_for(str(n)) == 1)
         client.push(batch(1), key=key)
@@ -73,7 +67,7 @@ def test_a_stage_whose_connection_is_lost_as_it_begins_is_gone(peer: Peer, clien
     """Regression: where another thread read both answers first, a later push failed or went into a stage of the next connection."""
 
     def begin_and_die(session: PeerSession, message: ClientMessage) -> bool:
-        begin(session, message)
+        begin_stage(session, message)
         session.close()
         return True
 
@@ -106,7 +100,7 @@ def test_a_late_refusal_gives_nothing_back(peer: Peer, client: Client) -> None:
 
 
 def test_a_token_that_comes_too_late_is_dropped(peer: Peer, client: Client) -> None:
-    peer.handlers[BeginStage] = begin
+    peer.handlers[BeginStage] = begin_stage
     held = peer.handlers[PrepareStage] = Held()
     stage = client.stage("t")
     stage.push(batch(1))
@@ -125,7 +119,7 @@ def test_a_token_that_comes_too_late_is_dropped(peer: Peer, client: Client) -> N
 
 
 def test_a_token_that_comes_in_time_is_kept(peer: Peer, client: Client) -> None:
-    peer.handlers[BeginStage] = begin
+    peer.handlers[BeginStage] = begin_stage
 
     def prepare(session: PeerSession, message: ClientMessage) -> bool:
         assert isinstance(message, PrepareStage)

@@ -151,11 +151,6 @@ def test_large_bundles_in_a_row_share_their_arena(peer: Peer, client: Client) ->
     assert len(peer.of_type(AttachArena)) == 3
 
 
-def test_first_bundle_may_be_large(peer: Peer, client: Client) -> None:
-    client.push(batch(500_000))
-    assert len(peer.stored) == 1
-
-
 def test_large_bundle_waits_for_what_is_under_way(peer: Peer, client: Client) -> None:
     peer.holds_acks = True
     small = Background(lambda: client.push(batch(value=1)))

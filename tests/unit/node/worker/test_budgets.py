@@ -151,5 +151,5 @@ def test_a_user_who_connects_anew_has_the_same_debt(
     first.budget.left_ns = -1
     made.leave(first)
     made.leave(first)
-    assert not made.has_guests
+    assert not made.in_turn
     assert session_of(made, 1).budget.left_ns == -1

@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-
-import pytest
 
 from quiver_actors.base.protocol import messages as m
 from quiver_actors.errors import DiskError, DurabilityUnknown
 from quiver_actors.store.jobs.commits import CommitJob
-from tests.support.host_bench import HostBench, bench_with_log
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostBench]:
-    bench = bench_with_log(monkeypatch)
-    yield bench
-    bench.close()
+from tests.support.host_bench import HostBench
 
 
 def commit_of(bench: HostBench, number: int) -> None:

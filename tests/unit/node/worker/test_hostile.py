@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -14,16 +13,9 @@ from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client.targets import ToStage
 from quiver_actors.errors import Draining, UsageError
 from tests.support.engine_driver import numbered_batch
-from tests.support.host_bench import HostBench, bench_with_log
+from tests.support.host_bench import HostBench
 
 REASON = Draining("no more")
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostBench]:
-    bench = bench_with_log(monkeypatch)
-    yield bench
-    bench.close()
 
 
 def with_impossible_end(bench: HostBench, tag: int) -> m.Push:

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from quiver_actors.base.protocol import messages as m
 from quiver_actors.base.units import SECOND_NS
-from tests.support.host_bench import HostBench, bench_with_log
+from tests.support.host_bench import HostBench
 
 SUBSCRIBERS = 50
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostBench]:
-    bench = bench_with_log(monkeypatch)
-    yield bench
-    bench.close()
 
 
 def be_idle(bench: HostBench) -> None:

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from quiver_actors.base.protocol import messages as m
 from quiver_actors.base.protocol.places import PLACE
 from quiver_actors.base.units import SECOND_NS
-from tests.support.host_bench import HostBench, bench_with_log
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostBench]:
-    bench = bench_with_log(monkeypatch)
-    yield bench
-    bench.close()
+from tests.support.host_bench import HostBench
 
 
 def of_kind(found: list[m.Message], *kinds: type[m.Message]) -> list[m.Message]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from quiver_actors.base.protocol import messages as m
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from tests.support.engine_driver import ManualClock, topic_settings
-from tests.support.host_bench import HostBench, bench_with_log, clocks_of
+from tests.support.host_bench import HostBench, clocks_of
 
 _SEEDS = 12
 _STEPS = 80
@@ -25,13 +24,6 @@ TERMS = (
     m.Terms(max_in_flight_bytes=2000),
     m.Terms(order="newest"),
 )
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostBench]:
-    bench = bench_with_log(monkeypatch)
-    yield bench
-    bench.close()
 
 
 def kinds(found: list[m.Message]) -> list[type[m.Message]]:

@@ -19,18 +19,10 @@ from tests.disks.crashes import CrashMode
 from tests.disks.faulty import FaultyDisk
 from tests.disks.simulated import SimDisk
 from tests.disks.simulated_files import BLOCK_BYTES
+from tests.sim.damages import put_file
 from tests.support.engine_driver import EngineDriver, topic_settings
 
 PATHS = EnginePaths("default/core_0")
-
-
-def put(disk: SimDisk, path: str, content: bytes) -> None:
-    disk.make_directory(path.rpartition("/")[0])
-    file = disk.create(path)
-    file.write([content], 0)
-    file.fsync()
-    file.close()
-    disk.sync_directory(path.rpartition("/")[0])
 
 
 def kept(disk: SimDisk) -> dict[str, bytes]:
@@ -50,9 +42,9 @@ def nobody_has(held: HeldFile | None) -> None:
 def test_numbers_rise_with_every_file_that_comes() -> None:
     disk = SimDisk()
     for content in (b"one", b"two"):
-        put(disk, PATHS.cursor, content)
+        put_file(disk, PATHS.cursor, content)
         move_to_quarantine(disk, PATHS, PATHS.cursor)
-    put(disk, PATHS.core, b"three")
+    put_file(disk, PATHS.core, b"three")
     keep_in_quarantine(disk, PATHS, PATHS.core)
     assert kept(disk) == {"quiver.wal.cursor.0": b"one", "quiver.wal.cursor.1": b"two", "quiver.core.2": b"three"}
     assert disk.exists(PATHS.core)
@@ -61,11 +53,11 @@ def test_numbers_rise_with_every_file_that_comes() -> None:
 
 def test_where_files_have_one_name_only_a_copy_is_kept() -> None:
     inner = SimDisk()
-    put(inner, PATHS.core, b"three")
+    put_file(inner, PATHS.core, b"three")
     disk = FaultyDisk(inner)
     disk.fail("link", 1, errno.EPERM)
     keep_in_quarantine(disk, PATHS, PATHS.core)
-    put(inner, PATHS.core, b"another one")
+    put_file(inner, PATHS.core, b"another one")
     assert kept(inner) == {"quiver.core.0": b"three"}
     disk.fail("link", 1, errno.EIO)
     with pytest.raises(DiskError):
@@ -97,7 +89,7 @@ def test_a_span_whose_copy_failed_leaves_nothing_and_can_be_kept_by_another_try(
 def test_over_the_cap_the_oldest_go_and_never_the_newest() -> None:
     disk = SimDisk()
     for number in range(12):
-        put(disk, PATHS.cursor, b"%d" % number)
+        put_file(disk, PATHS.cursor, b"%d" % number)
         move_to_quarantine(disk, PATHS, PATHS.cursor)
     assert trim_quarantine(disk, PATHS, 12 * BLOCK_BYTES, nobody_has) == 12 * BLOCK_BYTES
     assert trim_quarantine(disk, PATHS, 3 * BLOCK_BYTES, nobody_has) == 3 * BLOCK_BYTES
@@ -126,7 +118,7 @@ def test_an_engine_holds_to_its_cap() -> None:
     driver = EngineDriver(disk, topic_settings(retention=RetentionSettings(quarantine_cap_bytes=2 * BLOCK_BYTES)))
     for number in range(4):
         driver.engine.close()
-        put(disk, PATHS.cursor, b"damaged %d" % number)
+        put_file(disk, PATHS.cursor, b"damaged %d" % number)
         driver.reopen()
         driver.run_background()
     assert sorted(kept(disk).values()) == [b"damaged 2", b"damaged 3"]

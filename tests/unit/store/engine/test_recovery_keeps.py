@@ -17,6 +17,7 @@ from tests.disks.crashes import CrashMode
 from tests.disks.faulty import FaultyDisk
 from tests.disks.monitor import OrderMonitor
 from tests.disks.simulated import SimDisk
+from tests.sim.damages import put_file
 from tests.support.engine_driver import EngineDriver
 from tests.unit.store.engine.test_recovery_table import (
     DIRECTORY,
@@ -24,7 +25,6 @@ from tests.unit.store.engine.test_recovery_table import (
     PATHS,
     SEQUENCES,
     log_of,
-    put,
     samples,
     served,
 )
@@ -49,7 +49,7 @@ def test_entries_that_are_whole_and_no_bundles_are_kept_aside(header: Header) ->
     of_a_newer_type = changed(known.entries[1], layout.ENTRY_LENGTH_BYTES, b"\x09")
     without_its_slot = changed(known.entries[2], layout.ENTRY_HEAD.size, b"\x05")
     head = log_of(case).rstrip(b"\0").ljust(layout.HEADER_BYTES if header is Header.OURS else 38, b"\0")
-    put(disk, LOG, head + known.entries[0] + of_a_newer_type + without_its_slot + bytes(4096))
+    put_file(disk, LOG, head + known.entries[0] + of_a_newer_type + without_its_slot + bytes(4096))
     EngineDriver(OrderMonitor(disk), directory=DIRECTORY).run_background()
     assert served(disk) == [1]
     assert of_a_newer_type in kept(disk)
@@ -62,7 +62,7 @@ def test_a_bundle_without_slots_of_another_writer_spoils_none_behind_it() -> Non
     case = LogCase(Cursor.NONE, Header.FOREIGN, Entries.NONE, Behind.END, Held.NOTHING, False)
     body = known.entries[1][4 : layout.ENTRY_HEAD.size - 8] + bytes(8)
     empty = len(body).to_bytes(4, "little") + body + crc32(body).to_bytes(4, "little")
-    put(
+    put_file(
         disk, LOG, log_of(case).rstrip(b"\0").ljust(38, b"\0") + known.entries[0] + empty + known.entries[2] + bytes(64)
     )
     EngineDriver(OrderMonitor(disk), directory=DIRECTORY).run_background()
@@ -85,7 +85,7 @@ def test_entries_with_numbers_that_no_bundle_of_their_log_can_have_are_adopted(c
         changed(entry, layout.ENTRY_LENGTH_BYTES + 9, (SEGMENT_BUNDLES_MAX + 1 + number).to_bytes(8, "little"))
         for number, entry in enumerate(known.entries[-count:])
     ]
-    put(disk, LOG, known.header + b"".join([*known.entries[:-count], *wild]) + bytes(4096))
+    put_file(disk, LOG, known.header + b"".join([*known.entries[:-count], *wild]) + bytes(4096))
     driver = EngineDriver(OrderMonitor(disk), directory=DIRECTORY)
     driver.run_background()
     driver.engine.close()
@@ -101,7 +101,7 @@ def test_entries_with_numbers_that_no_bundle_of_their_log_can_have_are_adopted(c
 def test_damage_is_kept_once_however_often_a_start_is_cut_off() -> None:
     known, disk = samples(), SimDisk()
     damaged = known.entries[1][:90] + bytes([known.entries[1][90] ^ 1]) + known.entries[1][91:]
-    put(disk, LOG, known.header + known.entries[0] + damaged + known.entries[2] + bytes(4096))
+    put_file(disk, LOG, known.header + known.entries[0] + damaged + known.entries[2] + bytes(4096))
     for _ in range(2):
         faulty = FaultyDisk(disk)
         faulty.fail("rename", 1, errno.EIO, path_part=".qseg")

@@ -29,6 +29,7 @@ from quiver_actors.store.wal.recovery import FoundLog
 from tests.disks.faulty import FaultyDisk
 from tests.disks.monitor import OrderMonitor
 from tests.disks.simulated import SimDisk
+from tests.sim.damages import put_file
 from tests.support.engine_driver import EngineDriver, numbered_batch
 from tests.support.other_writer import OtherWriter
 
@@ -49,15 +50,6 @@ class Samples:
     segment: bytes
     position_start: int
     incarnation: bytes
-
-
-def put(disk: SimDisk, path: str, content: bytes) -> None:
-    disk.make_directory(path.rpartition("/")[0])
-    file = disk.create(path)
-    file.write([content], 0)
-    file.fsync()
-    file.close()
-    disk.sync_directory(path.rpartition("/")[0])
 
 
 @cache
@@ -170,7 +162,7 @@ def adopted(header: Header, count: int) -> dict[str, bytes]:
     case = LogCase(Cursor.NONE, header, Entries.NONE, Behind.END, Held.NOTHING, False)
     disk = SimDisk()
     head = log_of(case)[: 38 if header is Header.FOREIGN else 121]
-    put(disk, LOG, head + b"".join(samples().entries[:count]))
+    put_file(disk, LOG, head + b"".join(samples().entries[:count]))
     faulty = FaultyDisk(disk)
     faulty.fail("unlink" if header is Header.FOREIGN else "rename", 1, errno.EIO, path_part=LOG)
     with pytest.raises(DiskError):
@@ -196,7 +188,7 @@ def lay(case: LogCase) -> SimDisk:
     elif case.is_clean:
         files[PATHS.cursor] = b"damaged" * 3
     for path, content in files.items():
-        put(disk, path, content)
+        put_file(disk, path, content)
     return disk
 
 
@@ -286,8 +278,8 @@ def test_a_torn_end_is_cut_only_in_the_last_log(damaged: tuple[int, ...]) -> Non
     ]
     following = Identity(2, 4, known.incarnation)
     position = known.position_start + sum(map(len, entries))
-    put(disk, LOG, known.header + b"".join(entries) + bytes(4096))
-    put(disk, PATHS.active, encode_header(layout.DEFAULT_CFG_HASH, position, following) + bytes(4096))
+    put_file(disk, LOG, known.header + b"".join(entries) + bytes(4096))
+    put_file(disk, PATHS.active, encode_header(layout.DEFAULT_CFG_HASH, position, following) + bytes(4096))
     driver = EngineDriver(OrderMonitor(disk), directory=DIRECTORY)
     driver.run_background()
     reader = SegmentReader(disk.contents()[PATHS.segment(1)])
@@ -303,7 +295,7 @@ def test_a_torn_end_is_cut_only_in_the_last_log(damaged: tuple[int, ...]) -> Non
 def test_the_last_log_is_cut_behind_its_last_whole_entry_and_nothing_is_announced() -> None:
     known, disk = samples(), SimDisk()
     torn = known.entries[2][:200] + bytes(len(known.entries[2]) - 200)
-    put(disk, PATHS.active, known.header + b"".join(known.entries[:2]) + torn + bytes(4096))
+    put_file(disk, PATHS.active, known.header + b"".join(known.entries[:2]) + torn + bytes(4096))
     driver = EngineDriver(OrderMonitor(disk), directory=DIRECTORY)
     driver.run_background()
     assert served(disk) == [1, 2]

@@ -22,11 +22,19 @@ from quiver_actors.store.files.foreign_record import (
 )
 from quiver_actors.store.files.summaries import SUMMARIES, StoredSchema, Summary, decode_summaries, encode_summaries
 from quiver_actors.store.format.framing import CRC, DAMAGE, Framing, Place
+from quiver_actors.store.staged.keys import PRODUCERS_MAGIC, KeyRun, Windows, decode_windows
 from quiver_actors.store.staged.records import (
     JOURNAL_MAGIC,
+    STAGE_MAGIC,
+    DroppedRecord,
     JournalRecord,
+    PartRecord,
+    PreparedRecord,
+    StageOrder,
     decode_journal,
+    decode_prepared,
     encode_journal,
+    encode_prepared,
     record_framing,
 )
 from quiver_actors.store.subscriber.gaps import GAPS, GapLedger, decode_gaps
@@ -59,7 +67,28 @@ FOREIGN_VALUE = ForeignRecord(
 )
 
 
+PREPARED_VALUE = PreparedRecord(
+    7,
+    StageOrder("t", 1, 2, 3, "s3://bucket", 10**9),
+    bytes(16),
+    b"contract",
+    [PartRecord(1, 2, 3, 4, b"12345678")],
+    5,
+    6,
+)
 COLD_VALUE = ColdList(bytes(range(16)), "/cold", {3: ColdEntry(100, b"the end", ((1, 2),))}, (4, 5))
+
+
+def encoded_gaps() -> bytes:
+    ledger = GapLedger()
+    ledger.add(3, 3, 2, 17, "damaged", 1)
+    return ledger.encode(0)
+
+
+def encoded_windows() -> bytes:
+    windows = Windows()
+    windows.add("p", KeyRun(1, 2, 3, 4, 5))
+    return windows.encode()
 
 
 class Kind(NamedTuple):
@@ -74,11 +103,17 @@ KINDS = {
     "progress": Kind(PROGRESS, encode_progress(PROGRESS_VALUE), decode_progress),
     "progress of Rust": Kind(PROGRESS, encode_for_rust(PROGRESS_VALUE), decode_progress),
     "journal of progress": Kind(PROGRESS_JOURNAL, encode_header(b"a marker"), decode_progress_journal),
-    "gaps": Kind(GAPS, GapLedger().encode(0), decode_gaps),
+    "gaps": Kind(GAPS, encoded_gaps(), decode_gaps),
     "foreign": Kind(FOREIGN, encode_foreign(FOREIGN_VALUE), decode_foreign),
     "cold": Kind(COLD, encode_cold_list(COLD_VALUE), decode_cold_list),
     "summaries": Kind(SUMMARIES, encode_summaries(SUMMARIES_VALUE), decode_summaries),
-    "record": Kind(record_framing(JOURNAL_MAGIC, "journal"), encode_journal(JournalRecord(3)), decode_journal),
+    "record": Kind(
+        record_framing(JOURNAL_MAGIC, "journal"),
+        encode_journal(JournalRecord(3, [], [DroppedRecord(5, "t", 0, "why", 6)], 2)),
+        decode_journal,
+    ),
+    "prepared": Kind(record_framing(STAGE_MAGIC, "prepared"), encode_prepared(PREPARED_VALUE), decode_prepared),
+    "producers": Kind(record_framing(PRODUCERS_MAGIC, "producers"), encoded_windows(), decode_windows),
 }
 PARAMETERS = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -109,14 +144,14 @@ def test_every_flipped_bit_is_damage(kind: Kind) -> None:
         damaged[bit // 8] ^= 1 << bit % 8
         assert not kind.framing.is_newer(bytes(damaged)), bit
         with pytest.raises((ChecksumMismatch, InvalidFormat, Truncated)):
-            kind.framing.open(bytes(damaged))
+            kind.decode(bytes(damaged))
 
 
 @PARAMETERS
 def test_every_file_that_is_cut_off_is_damage(kind: Kind) -> None:
     for end in range(len(kind.data)):
         with pytest.raises((ChecksumMismatch, Truncated)):
-            kind.framing.open(kind.data[:end])
+            kind.decode(kind.data[:end])
         assert not kind.framing.is_newer(kind.data[:end])
 
 

@@ -1,16 +1,15 @@
-"""The small files of transactions: every flipped bit and every cut is noticed, and a newer version is never touched."""
+"""The small files of transactions: what is encoded is decoded, and a newer version is never touched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from quiver_actors.base.checksum import crc32
-from quiver_actors.errors import FormatError, UnsupportedVersion
+from quiver_actors.errors import UnsupportedVersion
 from quiver_actors.store.disk.posix import PosixDisk
-from quiver_actors.store.staged.keys import KeyRun, Windows, decode_windows
+from quiver_actors.store.staged.keys import KeyRun, Windows
 from quiver_actors.store.staged.records import (
     DroppedRecord,
     JournalRecord,
@@ -37,11 +36,11 @@ def windows() -> bytes:
     return found.encode()
 
 
-FILES: list[tuple[bytes, Callable[[bytes], object]]] = [
-    (encode_prepared(PREPARED), decode_prepared),
-    (encode_journal(JOURNAL), decode_journal),
-    (windows(), decode_windows),
-]
+FILES = {
+    "quiver.transactions": encode_journal(JOURNAL),
+    "quiver.producers": windows(),
+    "staged/0000000000000007.prepared": encode_prepared(PREPARED),
+}
 
 
 def test_what_was_encoded_is_decoded() -> None:
@@ -49,24 +48,11 @@ def test_what_was_encoded_is_decoded() -> None:
     assert decode_journal(encode_journal(JOURNAL)) == JOURNAL
 
 
-@pytest.mark.parametrize(("data", "decode"), FILES)
-def test_every_flipped_bit_and_every_cut_is_noticed(data: bytes, decode: Callable[[bytes], object]) -> None:
-    for bit in range(8 * len(data)):
-        damaged = bytearray(data)
-        damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(FormatError):
-            decode(bytes(damaged))
-    for length in range(len(data)):
-        with pytest.raises(FormatError):
-            decode(data[:length])
-    decode(data + b"what a newer program may write behind it")
-
-
-@pytest.mark.parametrize("name", ["quiver.transactions", "quiver.producers", "staged/0000000000000007.prepared"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_newer_version_is_refused_and_nothing_is_changed(tmp_path: Path, name: str) -> None:
     directory = tmp_path / "default" / "core_0"
     EngineDriver(PosixDisk(str(tmp_path))).engine.close()
-    data = {"quiver.transactions": FILES[1][0], "quiver.producers": FILES[2][0]}.get(name, FILES[0][0])
+    data = FILES[name]
     newer = data[:8] + (2).to_bytes(2, "little") + data[10:-4]
     (directory / "staged").mkdir()
     (directory / "staged" / "leftover.tmp").write_bytes(b"")
