@@ -24,10 +24,18 @@ from quiver_actors.errors import (
     QuiverError,
     TopicDeleted,
     TopicRecreated,
+    UnknownCore,
     UnknownSubscriber,
     WorkerUnavailable,
 )
-from quiver_actors.flight.archived import KnownPart, TicketSegments, archived_columns, archived_schemas, with_archive
+from quiver_actors.flight.archived import (
+    KnownPart,
+    TicketSegments,
+    archived_columns,
+    archived_schemas,
+    retired_contents,
+    with_archive,
+)
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSlotRows,
@@ -110,6 +118,7 @@ class LocalNode:
         cores = checked_contents(client, self.name, request)
         if request.archive is not None:
             cores = [with_archive(client, request.topic, core, request.archive) for core in cores]
+        cores += retired_contents(client, request, [core.core for core in cores])
         return Contents(self.name, _slots_of(client, request.topic), cores)
 
     def _look_held(self, client: Client, request: Look, terms: HoldTerms) -> Contents:
@@ -139,6 +148,7 @@ class LocalNode:
             if request.archive is not None:
                 known = kept.archived
                 cores = [with_archive(client, request.topic, core, request.archive, known) for core in cores]
+            cores += retired_contents(client, request, found, kept.archived)
             # Not before the archive has answered: what is new is said once.
             kept.known_on.update(found)
         self.close_idle_holds()
@@ -163,7 +173,12 @@ class LocalNode:
             by_core.setdefault(each.core, {}).update(each.rows)
         if request.wanted is None:
             return SlotRows(by_core)
-        left_out = unmatched(client.statistics(request.topic), request.wanted)
+        # Where the archive has more of a segment than the disk, its word alone counts.
+        on_disk = {
+            core: {seq: each for seq, each in segments.items() if not _is_archived(request, core, seq)}
+            for core, segments in client.statistics(request.topic).items()
+        }
+        left_out = unmatched(on_disk, request.wanted)
         client.tell_pruned(request.topic, {core: len(segments) for core, segments in left_out.items()})
         in_archive = {each.core: each.statistics for each in archived}
         for core, segments in unmatched(in_archive, request.wanted).items() if in_archive else ():
@@ -175,9 +190,14 @@ class LocalNode:
         return stored_weights(self._client(), request)
 
     def acknowledge(self, request: Acknowledge) -> None:
-        """Pass the acknowledgement to the worker of the core; durable on return."""
+        """Pass the acknowledgement to the worker of the core; durable on return. Of a core that was retired nothing is owed any more."""
+        client = self._client()
         bundle_id = BundleId(request.topic, request.core, request.segment_seq, request.bundle_index)
-        self._client().ack_through(bundle_id, subscriber=request.subscriber)
+        try:
+            client.ack_through(bundle_id, subscriber=request.subscriber)
+        except UnknownCore:
+            if not client.archived_reads.retired(request.topic, (), [request.core]):
+                raise
 
     def confirm_gap(self, request: ConfirmGap) -> None:
         """Acknowledge the notice through the hold that received it; without such a hold nothing happens."""
@@ -265,6 +285,10 @@ def _drop_run_once(client: Client, request: DropRun, *, only_decided: bool = Fal
             if stage.state == StageState.PREPARING.value:
                 preparing = f"stage {stage.number} of worker {core}"
     return preparing
+
+
+def _is_archived(request: AskSlotRows, core: int, segment_seq: int) -> bool:
+    return core in request.archived and segment_seq in request.archived[core].bundle_counts
 
 
 def _slots_of(client: Client, topic: str) -> dict[str, int]:
