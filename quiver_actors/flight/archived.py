@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -81,27 +81,21 @@ def with_archive(
     return msgspec.structs.replace(core, archived=part)
 
 
-def retired_contents(
-    client: Client, request: Look, served: Collection[int], known: dict[int, KnownPart] | None = None
-) -> list[CoreContents]:
-    """The cores that the node does not have any more and that the asker wants, with what the archive has from where the asker begins.
-
-    Args:
-        served: the cores that the node has.
-        known: as of `with_archive`.
-
-    Raises:
-        As `with_archive`.
-    """
+def retired_cores(client: Client, request: Look, served: Collection[int]) -> list[RetiredCore]:
+    """The cores that the node does not have any more and that the asker wants. `served`: those that it has. Raises as `with_archive`."""
     if request.retired is None:
         return []
-    found = client.archived_reads.retired(request.topic, served, request.retired.cores)
-    return [_retired(client, request, each, known) for each in found]
+    return client.archived_reads.retired(request.topic, served, request.retired.cores)
 
 
-def _retired(
-    client: Client, request: Look, retired: RetiredCore, known: dict[int, KnownPart] | None
-) -> CoreContents:
+def retired_contents(
+    client: Client, request: Look, retired: Iterable[RetiredCore], known: dict[int, KnownPart] | None = None
+) -> list[CoreContents]:
+    """What the archive has of such cores from where the asker begins. `known`: as of `with_archive`. Raises as that."""
+    return [_retired(client, request, each, known) for each in retired]
+
+
+def _retired(client: Client, request: Look, retired: RetiredCore, known: dict[int, KnownPart] | None) -> CoreContents:
     core = CoreContents(
         retired.core, [], incarnation=retired.incarnation, comes_next=retired.next_segment_seq, is_retired=True
     )

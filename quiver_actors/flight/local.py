@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import pyarrow as pa
 
 from quiver_actors.base.config.tree import ServeSettings
 from quiver_actors.base.model import BundleId
+from quiver_actors.base.protocol.archive_messages import RetiredCore
 from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client
@@ -34,6 +35,7 @@ from quiver_actors.flight.archived import (
     archived_columns,
     archived_schemas,
     retired_contents,
+    retired_cores,
     with_archive,
 )
 from quiver_actors.flight.contract import (
@@ -118,7 +120,8 @@ class LocalNode:
         cores = checked_contents(client, self.name, request)
         if request.archive is not None:
             cores = [with_archive(client, request.topic, core, request.archive) for core in cores]
-        cores += retired_contents(client, request, [core.core for core in cores])
+        retired = retired_cores(client, request, [core.core for core in cores])
+        cores += retired_contents(client, request, retired)
         return Contents(self.name, _slots_of(client, request.topic), cores)
 
     def _look_held(self, client: Client, request: Look, terms: HoldTerms) -> Contents:
@@ -148,7 +151,7 @@ class LocalNode:
             if request.archive is not None:
                 known = kept.archived
                 cores = [with_archive(client, request.topic, core, request.archive, known) for core in cores]
-            cores += retired_contents(client, request, found, kept.archived)
+            cores += retired_contents(client, request, kept.retired(request, found), kept.archived)
             # Not before the archive has answered: what is new is said once.
             kept.known_on.update(found)
         self.close_idle_holds()
@@ -324,12 +327,21 @@ class _KeptHold:
         self.archived: dict[int, KnownPart] = {}
         """What the archive has in front of the disk, by core."""
         self._terms = client, topic, terms
+        self._retired: tuple[object, list[RetiredCore]] | None = None
+        """The cores that the node does not have any more, and for which question."""
         self.hold = self._attached()
 
     def _attached(self) -> Hold:
         client, topic, terms = self._terms
         starts = {core: BundleId(topic, core, *start) for core, start in terms.starts.items() if start != (0, 0)}
         return client.hold(terms.subscriber, topic=topic, starts=starts, ttl=terms.ttl_ns / SECOND_NS)
+
+    def retired(self, request: Look, served: Collection[int]) -> list[RetiredCore]:
+        """What `retired_cores` says. It says the same until the node has other cores: an archiver that is away then is not waited for."""
+        question = sorted(served), request.retired
+        if self._retired is None or self._retired[0] != question:
+            self._retired = question, retired_cores(self._terms[0], request, served)
+        return self._retired[1]
 
     def look(self) -> dict[int, HeldCore]:
         self.used_at_ns = time.monotonic_ns()

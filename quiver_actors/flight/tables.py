@@ -38,7 +38,8 @@ _UNIX_NS_MAX = (1 << 63) - 1
 _DIGITS_MAX = 19
 _SHOWN_CHARS = 60
 _EXPECTED_COMMAND = (
-    'expected the text of a statement, or a JSON object such as {"sql": "SELECT ...", "start": "earliest", "end": "2026-01-31T12:00Z"}'
+    "expected the text of a statement, or a JSON object such as "
+    '{"sql": "SELECT ...", "start": "earliest", "end": "2026-01-31T12:00Z"}'
 )
 
 

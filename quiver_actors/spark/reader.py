@@ -194,7 +194,9 @@ def read_partitions(
     schema = schema_bytes(target)
     required = options.where.required_slots(slots)
     # What is on the disk too is read there, and in the archive what was lost of it.
-    archived = {(piece.place, piece.segment_seq): piece for piece in stored if piece.archived_as and not piece.is_on_disk}
+    archived = {
+        (piece.place, piece.segment_seq): piece for piece in stored if piece.archived_as and not piece.is_on_disk
+    }
 
     def partition(planned: PlannedPartition) -> TopicPartition:
         places = ((planned.place, piece.segment_seq) for piece in planned.ranges)

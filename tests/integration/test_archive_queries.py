@@ -171,7 +171,7 @@ def test_other_hosts_begin_in_the_archive(node: ClientNode) -> None:
         assert statement() == flight("wide", "view")
         assert statement(start="earliest") == list(range(PUSHED))
         assert statement(start=since, end=str(until)) == list(range(4, 9))
-        with pytest.raises(pa.ArrowException, match="quiver:usage.*is no time of a flight"):
+        with pytest.raises(pa.ArrowException, match=r"quiver:usage.*is no time of a flight"):
             statement(start="yesterday")
         found = remote.read("wide", 0, beginning(), slots=["view"])
         assert [each["view"].column(0)[0].as_py() for each in found] == list(range(PUSHED))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +25,9 @@ from tests.integration.test_archive import CONFIG
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="needs Spark 4.2: before, a source is not told where it stands"),
+    pytest.mark.skipif(
+        not HAS_ADMISSION_CONTROL, reason="needs Spark 4.2: before, a source is not told where it stands"
+    ),
 ]
 SCHEMA = StructType([StructField("n", LongType())])
 PUSHED = 24

@@ -60,7 +60,7 @@ class FetchArchived(Message, tag=202, frozen=True):
 
 
 class ListRetired(Message, tag=203, frozen=True):
-    """Ask which cores of a topic the node has, or has had. Answer: `RetiredList`. An archiver is asked only if `node.json` names such cores."""
+    """Ask which cores of a topic the node has or has had. Answer: `RetiredList`. Asked only if `node.json` names retired cores."""
 
     topic: str
 
