@@ -17,7 +17,7 @@ from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.projection import Asked
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.requests import OnDisk, Requests, WantedRange
-from quiver_actors.client.retired import nothing_on_disk, the_retired
+from quiver_actors.client.retired import nothing_on_disk, retired_or_raise
 from quiver_actors.client.segments import BundleReader, MappedSegment
 from quiver_actors.errors import NotStored, UnknownCore
 
@@ -92,7 +92,7 @@ class ReadingClient:
         try:
             return await self._exchange.complete(self._requests.on_disk(topic, core, asked))
         except UnknownCore as error:
-            retired = the_retired(await asyncio.to_thread(self._archived.retired, topic, (), [core]), error)
+            retired = retired_or_raise(await asyncio.to_thread(self._archived.retired, topic, (), [core]), error)
         return await self._exchange.complete(nothing_on_disk(self._requests, topic, retired, asked))
 
     async def _mapped(self, wanted: WantedRange, part: SegmentPart) -> MappedSegment | None:

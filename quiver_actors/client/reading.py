@@ -18,7 +18,7 @@ from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.projection import EVERYTHING, Asked, Projection
 from quiver_actors.client.ranges import SegmentPart, parts_of
 from quiver_actors.client.requests import OnDisk, Requests, WantedRange
-from quiver_actors.client.retired import nothing_on_disk, the_retired
+from quiver_actors.client.retired import nothing_on_disk, retired_or_raise
 from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, MappedSegment, ReadableSegments, reader_of
 from quiver_actors.client.statistics import SegmentStatistics
@@ -214,7 +214,7 @@ class ReadingClient:
         try:
             return self._exchange.run(self._requests.on_disk(topic, core, asked))
         except UnknownCore as error:
-            retired = the_retired(self._archived.retired(topic, (), [core]), error)
+            retired = retired_or_raise(self._archived.retired(topic, (), [core]), error)
         return self._exchange.run(nothing_on_disk(self._requests, topic, retired, asked))
 
     def _read(self, wanted: WantedRange, archived: ArchivedStream) -> Iterator[StoredBundle]:

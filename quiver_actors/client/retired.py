@@ -17,7 +17,7 @@ from quiver_actors.client.slots import TopicSlots
 from quiver_actors.errors import UnknownCore
 
 
-def the_retired(found: Sequence[RetiredCore], error: UnknownCore) -> RetiredCore:
+def retired_or_raise(found: Sequence[RetiredCore], error: UnknownCore) -> RetiredCore:
     """Return the core that was looked for. Raises the error with which its worker was not found: nothing is left of it."""
     if not found:
         raise error

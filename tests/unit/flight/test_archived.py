@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from quiver_actors.archive import merging
 from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
@@ -37,6 +38,7 @@ from quiver_actors.flight.local import LocalNode
 from quiver_actors.node.worker.listener import Listener
 from quiver_actors.store.objects.errors import ArchiveUnavailable
 from tests.support.archived import NODE, ArchiveWriter
+from tests.unit.archive.test_merging import Merger
 from tests.unit.client.peer import Peer, PeerSession
 from tests.unit.store.segment.logfile import LogFile
 
@@ -190,6 +192,18 @@ def test_a_plan_is_read_though_its_core_has_gone_since(node: LocalNode) -> None:
     assert weights.rows == [1, 1, 1]
     with pytest.raises(NotStored):
         rows(node, BundleRange(1, 7, 0, 1))
+
+
+def test_a_plan_is_read_though_its_segments_have_been_merged_since(
+    node: LocalNode, retired: Retired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "PACK_SEGMENTS", 2)
+    look(node, RetiredTerms(), ArchiveTerms())
+    Merger(retired.writer.store).sweep(retired.writer.manifest)
+    assert retired.writer.store.head(retired.writer.key(0)) is None
+    names = ArchivedNames(RETIRED, {0: 3, 1: 3})
+    assert rows(node, BundleRange(1, 0, 1, 3), BundleRange(1, 1, 0, 3), archived=names) == [1, 2, 3, 4, 5]
+    assert rows(node, BundleRange(1, 1, 0, 3)) == [3, 4, 5]
 
 
 def test_what_has_expired_there_since_is_told(node: LocalNode, retired: Retired) -> None:
