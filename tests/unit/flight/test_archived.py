@@ -18,7 +18,14 @@ from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.archive_messages import ARCHIVE_SOCKET, RetiredCore
-from quiver_actors.base.protocol.messages import AckThrough, ListSegments, SegmentList
+from quiver_actors.base.protocol.messages import (
+    AckThrough,
+    ListSegments,
+    ListTopics,
+    SegmentList,
+    TopicInfo,
+    TopicList,
+)
 from quiver_actors.base.topics import Catalogue, Topic
 from quiver_actors.client import Client, connect
 from quiver_actors.client.archived_reads import ArchivedReads
@@ -95,7 +102,7 @@ class Retired:
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator[Peer]:
     with Peer(tmp_path) as peer:
-        peer.handlers[ListSegments] = empty
+        peer.handlers |= {ListSegments: empty, ListTopics: one_topic}
         yield peer
 
 
@@ -121,6 +128,12 @@ def node(client: Client) -> LocalNode:
 def empty(session: PeerSession, message: object) -> bool:
     assert isinstance(message, ListSegments)
     session.send(SegmentList(message.tag, [], next_segment_seq=0, incarnation="a" * 32, is_complete=True))
+    return True
+
+
+def one_topic(session: PeerSession, message: object) -> bool:
+    assert isinstance(message, ListTopics)
+    session.send(TopicList(message.tag, [TopicInfo("default", {}, "wal", 0, is_archived=True)]))
     return True
 
 
@@ -153,9 +166,13 @@ def test_the_archiver_is_asked_only_where_cores_are_gone_that_are_wanted(node: L
     assert retired.asked == []
     retired.record()
     assert [core.core for core in look(node, RetiredTerms([0, 1]))] == [0, 1]
+    assert retired.asked == ["default"]
+
+
+def test_a_node_without_an_archiver_has_nothing_of_such_a_core(node: LocalNode, retired: Retired) -> None:
     retired.record(has_archiver=False)
     assert [core.core for core in look(node, RetiredTerms())] == [0]
-    assert retired.asked == ["default"]
+    assert retired.asked == []
 
 
 def test_a_core_that_is_served_again_is_read_there(node: LocalNode, retired: Retired) -> None:
