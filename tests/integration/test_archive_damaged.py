@@ -27,8 +27,8 @@ from tests.integration.test_archive_queries import viewed
 TOPIC = "[topics.wide.slots]\npage = 0\nview = 1\n"
 SCHEMA = StructType([StructField("id", LongType())])
 PUSHED = 30
-DAMAGED, GONE = 1, 2
-"""Segments: of the first one bundle rots, of the second everything."""
+DAMAGED, GONE = 1, 4
+"""Segments: of the first one bundle rots, of the second everything. They lie apart, so that who looks for one does not find the other."""
 
 
 def overwrite(path: Path, at: int, content: bytes) -> None:

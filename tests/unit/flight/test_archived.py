@@ -19,10 +19,17 @@ from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.archive_messages import ARCHIVE_SOCKET, RetiredCore
 from quiver_actors.base.protocol.messages import (
+    SCHEMA_LISTS,
     AckThrough,
+    ListSchemas,
     ListSegments,
+    ListStatistics,
     ListTopics,
+    OpenSegment,
+    SchemaList,
+    SegmentColumns,
     SegmentList,
+    StatisticsList,
     TopicInfo,
     TopicList,
 )
@@ -33,20 +40,26 @@ from quiver_actors.errors import NotStored, StorageUnavailable, UnknownCore
 from quiver_actors.flight.archived_contents import ArchivedNames, ArchiveTerms
 from quiver_actors.flight.contract import (
     Acknowledge,
+    AskSlotRows,
     AskWeights,
     BundleRange,
+    ColumnTerm,
     CoreContents,
     Look,
     ReadTicket,
     RetiredTerms,
+    SlotRows,
+    WantedRows,
     schema_bytes,
 )
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.node.worker.listener import Listener
+from quiver_actors.query.conditions import parse_terms
+from quiver_actors.store.jobs.statistics import compute_statistics
 from quiver_actors.store.objects.errors import ArchiveUnavailable
 from tests.support.archived import NODE, ArchiveWriter
 from tests.unit.archive.test_merging import Merger
-from tests.unit.client.peer import Peer, PeerSession
+from tests.unit.client.peer import Peer, PeerSession, refuse
 from tests.unit.store.segment.logfile import LogFile
 
 RETIRED = "b" * 32
@@ -102,7 +115,8 @@ class Retired:
 @pytest.fixture
 def peer(tmp_path: Path) -> Iterator[Peer]:
     with Peer(tmp_path) as peer:
-        peer.handlers |= {ListSegments: empty, ListTopics: one_topic}
+        peer.features = SCHEMA_LISTS
+        peer.handlers |= {ListSegments: empty, ListTopics: one_topic, ListSchemas: no_schemas}
         yield peer
 
 
@@ -134,6 +148,12 @@ def empty(session: PeerSession, message: object) -> bool:
 def one_topic(session: PeerSession, message: object) -> bool:
     assert isinstance(message, ListTopics)
     session.send(TopicList(message.tag, [TopicInfo("default", {}, "wal", 0, is_archived=True)]))
+    return True
+
+
+def no_schemas(session: PeerSession, message: object) -> bool:
+    assert isinstance(message, ListSchemas)
+    session.send(SchemaList(message.tag, []))
     return True
 
 
@@ -221,6 +241,29 @@ def test_a_plan_is_read_though_its_segments_have_been_merged_since(
     names = ArchivedNames(RETIRED, {0: 3, 1: 3})
     assert rows(node, BundleRange(1, 0, 1, 3), BundleRange(1, 1, 0, 3), archived=names) == [1, 2, 3, 4, 5]
     assert rows(node, BundleRange(1, 1, 0, 3)) == [3, 4, 5]
+
+
+def test_where_the_archive_has_more_of_a_segment_its_statistics_count_and_not_those_of_the_disk(
+    node: LocalNode, retired: Retired, peer: Peer
+) -> None:
+    """The row that is wanted was lost on the disk: what is left there has no such value."""
+    streams, left = compute_statistics(memoryview(segment(0, 70)), None)
+    (schema, count) = streams[0]
+
+    def statistics(session: PeerSession, message: object) -> bool:
+        assert isinstance(message, ListStatistics)
+        known = [SegmentColumns(seq, [(0, count)], left) for seq in (0, 1)]
+        session.send(StatisticsList(message.tag, [(0, schema.message)], known))
+        return True
+
+    peer.handlers |= {ListStatistics: statistics, OpenSegment: refuse("not_stored")}
+    writer = ArchiveWriter(f"memory://{uuid.uuid4().hex}", incarnation="a" * 32)
+    writer.store, writer.manifest = retired.writer.store, retired.writer.manifest
+    writer.archive({0: segment(0, 0)})
+    wanted = WantedRows(0, schema_bytes(SCHEMA), [ColumnTerm(*term) for term in parse_terms("n < 7")])
+    assert node.slot_rows(AskSlotRows("default", {}, [], wanted)).unmatched == {0: [0, 1]}
+    named = AskSlotRows("default", {}, [], wanted, {0: ArchivedNames("a" * 32, {0: 3})})
+    assert node.slot_rows(named) == SlotRows({0: {0: {0: 3}}}, {0: [1]})
 
 
 def test_what_has_expired_there_since_is_told(node: LocalNode, retired: Retired) -> None:
