@@ -119,7 +119,7 @@ class RetiredList(Message, tag=212, frozen=True):
     """Answer to `ListRetired`."""
 
     cores: list[RetiredCore]
-    """By rising number. Cores that have a worker may be among them: who asks knows which these are."""
+    """Cores by rising number. Some may have a worker: who asks knows which these are."""
 
 
 ArchiveRequest = ListArchived | OpenArchived | FetchArchived | ListRetired

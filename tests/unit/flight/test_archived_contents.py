@@ -211,7 +211,7 @@ def test_a_lost_bundle_that_the_archive_recorded_is_told_where_the_asker_stands(
 
 
 places = st.sampled_from(["disk", "archive", "both", "lost", "rescued", "rescued late"])
-"""Of a segment that was rescued, bundle 1 is lost on the disk; late: before it was archived."""
+"""Where a segment is. A rescued one lacks bundle 1 on the disk; one that was rescued late lacks it in the archive, too."""
 
 
 @given(st.lists(places, min_size=1, max_size=12), st.integers(0, 12), st.integers(0, 2))

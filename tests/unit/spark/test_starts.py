@@ -1,4 +1,4 @@
-"""Of which cores a streaming query reads that nodes do not have any more: of those that its offsets name."""
+"""Retired cores that a streaming query reads: those that its offsets name."""
 
 from __future__ import annotations
 
