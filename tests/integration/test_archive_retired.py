@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,14 +11,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
+from quiver_actors import aio
 from quiver_actors.base.core_dirs import find_core_dirs
 from quiver_actors.base.model import BundleId
 from quiver_actors.client import Client
 from quiver_actors.spark import offsets
 from quiver_actors.spark.connection import forget_client
-from quiver_actors.spark.options import READ, parse_options
+from quiver_actors.spark.options import READ, READ_STREAM, parse_options
 from quiver_actors.spark.reader import TopicReader, stored_schema
-from quiver_actors.spark.stream_readers import HAS_ADMISSION_CONTROL
+from quiver_actors.spark.stream_readers import HAS_ADMISSION_CONTROL, UnlimitedStreamReader
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node
 from tests.integration.spark_node import MicroBatch, micro_batch
@@ -104,10 +106,26 @@ def test_every_read_has_what_is_left_of_a_core_that_is_gone(kept: Kept) -> None:
         later = client.dataset("kept", start=found[5].bundle_id).to_table().column("n").to_pylist()
         assert [n for n in later if n % 2 == GONE] == whole[GONE::2][5:]
         assert sum(n % 2 == GONE for n in client.dataset("kept", start=since).to_table().column("n").to_pylist()) == 7
-        place = offsets.Place(client.node, GONE)
+        place, other = offsets.Place(client.node, GONE), str(offsets.Place(client.node, 0))
     at = json.dumps(offsets.to_json({place: offsets.position(*found[5].bundle_id[2:])}))
     assert [n for n in kept.read(startingOffsets=at) if n % 2 == GONE] == whole[GONE::2][5:]
     assert [n for n in kept.read(endingOffsets=at) if n % 2 == GONE] == whole[GONE::2][:5]
+    behind = json.dumps({"cores": {other: kept.query.end["cores"][other]}, "v": 1})
+    assert kept.read(startingOffsets=behind) == whole[GONE::2], "a core that is not named begins with its first bundle"
+    assert values(kept.micro_batch(startingOffsets=behind)) == whole[GONE::2]
+
+
+def test_asyncio_reads_such_a_core(kept: Kept) -> None:
+    async def look() -> None:
+        async with aio.connect(str(kept.node.directories.run)) as client:
+            start = BundleId("kept", GONE, 0, 0)
+            found = [each.batch.column(0)[0].as_py() async for each in client.read("kept", GONE, start)]
+            assert found == list(range(GONE, PUSHED, 2))
+            assert sum(info.bundle_count for info in (await client.archived("kept"))[GONE]) == len(found)
+            reader = await client.read_part(GONE, "kept", 0, 0, 1)
+            assert reader.bundle(0)[0].column(0)[0].as_py() == GONE
+
+    asyncio.run(look())
 
 
 def test_a_query_goes_on_where_it_stood_and_its_micro_batches_have_the_same_rows(kept: Kept) -> None:
@@ -128,3 +146,20 @@ def test_a_checkpoint_that_does_not_name_the_core_does_not_read_it(kept: Kept) -
     found = kept.micro_batch(startingOffsets="latest", start=unnamed)
     assert values(found) == [n for n in range(PUSHED) if n % 2 != GONE]
     assert list(found.end["cores"]) == [name]
+
+
+def test_without_admission_control_nothing_comes_twice_either(kept: Kept) -> None:
+    """Spark 4.1 does not say where a query stands when it asks for the latest offset."""
+    options = parse_options(kept.options(startingOffsets="earliest", subscriber="old"), READ_STREAM)
+    begun: Any = UnlimitedStreamReader(options, SCHEMA)
+    start, end = begun.initialOffset(), begun.latestOffset()
+    rows = values(MicroBatch(begun, end, begun.partitions(start, end)))
+    assert sorted(rows) == list(range(PUSHED))
+    assert values(MicroBatch(begun, end, begun.partitions(end, begun.latestOffset()))) == []
+    replayed: Any = UnlimitedStreamReader(options, SCHEMA)
+    assert values(MicroBatch(replayed, end, replayed.partitions(start, end))) == rows
+    replayed.commit(end)
+    resumed: Any = UnlimitedStreamReader(options, SCHEMA)
+    for _ in range(2):
+        start, end = end, resumed.latestOffset()
+        assert values(MicroBatch(resumed, end, resumed.partitions(start, end))) == []
