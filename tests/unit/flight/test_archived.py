@@ -24,12 +24,16 @@ from quiver_actors.base.protocol.messages import (
     ListSchemas,
     ListSegments,
     ListStatistics,
+    ListSubscribers,
     ListTopics,
     OpenSegment,
+    Pending,
+    PendingInfo,
     SchemaList,
     SegmentColumns,
     SegmentList,
     StatisticsList,
+    SubscriberList,
     TopicInfo,
     TopicList,
 )
@@ -45,6 +49,7 @@ from quiver_actors.flight.contract import (
     BundleRange,
     ColumnTerm,
     CoreContents,
+    HoldTerms,
     Look,
     ReadTicket,
     RetiredTerms,
@@ -275,6 +280,35 @@ def test_what_has_expired_there_since_is_told(node: LocalNode, retired: Retired)
     assert core.begins_behind((1, 0))
     assert core.archived is not None
     assert [hole.reason for hole in core.archived.holes] == ["archive_expired"]
+
+
+def test_a_query_that_is_done_with_such_a_core_goes_on_without_the_archiver(
+    node: LocalNode, retired: Retired, peer: Peer
+) -> None:
+    def pending(session: PeerSession, message: object) -> bool:
+        assert isinstance(message, Pending)
+        session.send(PendingInfo(message.tag, 0, 0, 0, 0, 0, 0, -1, 0, 0, True))
+        return True
+
+    def subscribers(session: PeerSession, message: object) -> bool:
+        assert isinstance(message, ListSubscribers)
+        session.send(SubscriberList(message.tag, []))
+        return True
+
+    def held(segment_seq: int) -> list[CoreContents]:
+        starts = {0: (0, 0), 1: (segment_seq, 0)}
+        terms = ArchiveTerms(starts)
+        hold = HoldTerms("query", 10**12, starts)
+        request = Look("default", hold=hold, reads_unsealed=True, archive=terms, retired=RetiredTerms([0, 1]))
+        return node.look(request).cores
+
+    peer.handlers |= {Pending: pending, ListSubscribers: subscribers}
+    assert [len(core.readable) for core in held(0)] == [0, 2]
+    assert [core.comes_next for core in held(2)] == [0, 2]
+    retired.server.close()
+    assert [core.comes_next for core in held(2)] == [0, 2]
+    assert retired.asked == ["default"]
+    node.close()
 
 
 def test_acknowledgements_of_a_core_that_is_gone_are_no_errors(node: LocalNode, retired: Retired, peer: Peer) -> None:
