@@ -16,9 +16,10 @@ from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.projection import Asked
 from quiver_actors.client.ranges import SegmentPart, parts_of
-from quiver_actors.client.requests import Requests, WantedRange
+from quiver_actors.client.requests import OnDisk, Requests, WantedRange
+from quiver_actors.client.retired import nothing_on_disk, retired_or_raise
 from quiver_actors.client.segments import BundleReader, MappedSegment
-from quiver_actors.errors import NotStored
+from quiver_actors.errors import NotStored, UnknownCore
 
 
 class ReadingClient:
@@ -32,10 +33,10 @@ class ReadingClient:
     async def archived(self, topic: str = DEFAULT_TOPIC) -> dict[int, list[SegmentInfo]]:
         """The segments of a topic that have left the disk, as the node's archive knows them; see `Client.archived` of threads."""
         found = await self._exchange.complete(self._requests.readable(topic))
-        return {
-            core: await asyncio.to_thread(self._archived.gone, topic, core, each.bounded, each.incarnation)
-            for core, each in found.items()
-        }
+        retired = await asyncio.to_thread(self._archived.retired, topic, found)
+        cores = {core: (each.bounded, each.incarnation) for core, each in found.items()}
+        cores |= {each.core: ([], each.incarnation) for each in retired}
+        return {core: await asyncio.to_thread(self._archived.gone, topic, core, *each) for core, each in cores.items()}
 
     async def read_part(
         self, core: int, topic: str, segment_seq: int, first: int, end: int, *, verify_checksums: bool | None = None
@@ -49,8 +50,8 @@ class ReadingClient:
         try:
             flow = self._requests.part_reader(core, topic, part, verifies_checksums=verifies)
             return await self._exchange.complete(flow)
-        except NotStored:
-            found = await self._exchange.complete(self._requests.on_disk(topic, core, Asked.parse()))
+        except (NotStored, UnknownCore):
+            found = await self._on_disk(topic, core, Asked.parse())
             stream = ArchivedStream(topic, core, found.incarnation)
             stream = await asyncio.to_thread(self._archived.again, stream, segment_seq)
             return self._archived.reader(stream, part, found.projection)
@@ -69,7 +70,7 @@ class ReadingClient:
 
         The range is fixed and checked when the first bundle is asked for.
         """
-        found = await self._exchange.complete(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
+        found = await self._on_disk(topic, core, Asked.parse(slots, columns))
         found.check_end(end)
         asked = (topic, core, start, found.segments, found.incarnation)
         archived = await asyncio.to_thread(self._archived.before, *asked, end=end)
@@ -85,6 +86,14 @@ class ReadingClient:
             for index in range(part.first, part.end):
                 await fetch_bundles(segment, [index])
                 yield StoredBundle(segment, index)
+
+    async def _on_disk(self, topic: str, core: int, asked: Asked) -> OnDisk:
+        """What the disk has of a core; nothing of one that the node does not have any more. Raises UnknownCore: it has never had it."""
+        try:
+            return await self._exchange.complete(self._requests.on_disk(topic, core, asked))
+        except UnknownCore as error:
+            retired = retired_or_raise(await asyncio.to_thread(self._archived.retired, topic, (), [core]), error)
+        return await self._exchange.complete(nothing_on_disk(self._requests, topic, retired, asked))
 
     async def _mapped(self, wanted: WantedRange, part: SegmentPart) -> MappedSegment | None:
         """Map the segment of a part; None: it has left the disk."""

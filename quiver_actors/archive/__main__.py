@@ -9,11 +9,13 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 
 import msgspec
 
 from quiver_actors.archive.archiver import Archiver
 from quiver_actors.archive.reading.segment_files import SegmentFiles
+from quiver_actors.archive.retired import retired_cores
 from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
 from quiver_actors.base.allocator import give_back_blocks
 from quiver_actors.base.archive_status import ARCHIVE_STATUS_FILE, ArchiveStatus
@@ -112,7 +114,8 @@ def serve_reads(task: ArchiverTask, store: ObjectStore, data: Disk, files: Segme
     except OSError as error:
         log_event("archive.not_served", {"error": str(error)}, logging.ERROR)
         return None
-    server = ArchiveServer(listener, ArchiveReads(store, task.node, lambda: read_catalogue(data), files))
+    reads = ArchiveReads(store, task.node, lambda: read_catalogue(data), files, partial(retired_cores, data))
+    server = ArchiveServer(listener, reads)
     server.start()
     return server
 

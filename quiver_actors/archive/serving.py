@@ -33,7 +33,10 @@ from quiver_actors.base.protocol.archive_messages import (
     ArchiveRequest,
     FetchArchived,
     ListArchived,
+    ListRetired,
     OpenArchived,
+    RetiredCore,
+    RetiredList,
     decode_archive_request,
 )
 from quiver_actors.base.protocol.framing import FrameReader, encode_frame
@@ -74,9 +77,19 @@ class ArchiveReads:
     """Carries requests out. Any thread may ask."""
 
     def __init__(
-        self, store: ObjectStore, node: str, catalogue: Callable[[], Catalogue | None], files: SegmentFiles
+        self,
+        store: ObjectStore,
+        node: str,
+        catalogue: Callable[[], Catalogue | None],
+        files: SegmentFiles,
+        cores: Callable[[str], list[RetiredCore]] = lambda topic: [],
     ) -> None:
-        """`catalogue` says which topics the node has, and whose they are."""
+        """
+        Args:
+            catalogue: says which topics the node has, and whose they are.
+            cores: says which cores a topic has or has had here.
+        """
+        self.cores = cores
         self._store = store
         self._node = node
         self._catalogue = catalogue
@@ -199,7 +212,9 @@ class ArchiveConnection:
         answer: ArchiveAnswer
         try:
             self._reads.check(self._user, request)
-            if isinstance(request, ListArchived):
+            if isinstance(request, ListRetired):
+                answer = RetiredList(self._reads.cores(request.topic))
+            elif isinstance(request, ListArchived):
                 answer = self._reads.listed(request)
             elif isinstance(request, OpenArchived):
                 file = self._reads.opened(request)

@@ -38,6 +38,13 @@ def adopted_cores(data_dir: str, cores: int) -> list[int]:
     return sorted(core for core in find_core_dirs(data_dir) if core >= cores)
 
 
+def retired_cores(data_dir: str) -> list[int]:
+    """Cores of which something is left under `retired`, of any topic, rising."""
+    topics = [name for name in _directories_in(data_dir) if not name.startswith(".")]
+    names = (name for topic in topics for name in _directories_in(os.path.join(data_dir, topic, RETIRED_NAME)))
+    return sorted({core for name in names if (core := core_of(name)) is not None})
+
+
 def core_of(name: str) -> int | None:
     """The core that a directory of a topic is named after."""
     match = _CORE_NAME.fullmatch(name)

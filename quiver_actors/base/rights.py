@@ -144,6 +144,7 @@ _OF_FLIGHT = (
 )
 _OF_ARCHIVERS = (
     Row("archive.ListArchived", "yes yes - - - yes no - - -", "read the topic"),
+    Row("archive.ListRetired", "yes yes - - - yes no - - -", "read the topic"),
     Row("archive.OpenArchived", "yes yes - - - yes no - - -", "read the topic"),
     Row("archive.FetchArchived", "yes yes - - - yes no - - -", "read the topic"),
 )

@@ -24,7 +24,10 @@ from quiver_actors.base.protocol.archive_messages import (
     ArchiveRequest,
     FetchArchived,
     ListArchived,
+    ListRetired,
     OpenArchived,
+    RetiredCore,
+    RetiredList,
     decode_archive_answer,
 )
 from quiver_actors.base.protocol.framing import FrameReader, encode_frame
@@ -113,6 +116,23 @@ class ArchiveDoor:
             if not answer.is_cut:
                 return ArchivedList(segments, holes, answer.archived_through, False, tuple(schemas), tuple(columns))
             first_segment_seq = answer.archived_through + 1
+
+    def retired(self, topic: str) -> list[RetiredCore]:
+        """Ask which cores of a topic the node has or has had, by rising number. Nobody is asked if the node has never had others than now.
+
+        Raises:
+            NotRunning: there is no node.
+            And as `listed`.
+        """
+        if not self._directory.another().retired_cores:
+            return []
+        try:
+            answer = self._ask(ListRetired(topic)).answer
+        except _NoArchiver:
+            return []
+        if not isinstance(answer, RetiredList):
+            raise _unexpected(answer)
+        return answer.cores
 
     def opened(self, request: OpenArchived) -> DoorFile:
         """The file of one copy of an archived segment.

@@ -8,14 +8,14 @@ archived before, and is found in the archive.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from quiver_actors.base.model import BundleId
-from quiver_actors.base.protocol.archive_messages import ArchivedHole, OpenArchived
+from quiver_actors.base.protocol.archive_messages import ArchivedHole, OpenArchived, RetiredCore
 from quiver_actors.base.protocol.messages import SegmentInfo, StatisticsList
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived_bundles import ArchivedBundles
@@ -32,6 +32,16 @@ from quiver_actors.store.segment.ranged import RangedReader
 
 _RANGE_DOORS = 3
 """Connections to the archiver over which one client reads ranges: so many segments are fetched at a time."""
+
+
+def has_more_of(archived: SegmentInfo, holes: Iterable[ArchivedHole], on_disk: SegmentInfo) -> bool:
+    """Whether fewer bundles of a segment are lost in the archive than on the disk. `holes`: those of this segment, and any others."""
+    if not archived.size_bytes or archived.bundle_count < on_disk.bundle_count:
+        return False
+    counts = [hole.bundle_count for hole in holes if hole.segment_seq == on_disk.segment_seq]
+    # A rescue may have found less of it than it had. What is not sealed here has grown since.
+    lost_count = on_disk.lost_count + (archived.bundle_count - on_disk.bundle_count if on_disk.row_count >= 0 else 0)
+    return all(counts) and sum(counts) < lost_count
 
 
 class ArchivedStream(NamedTuple):
@@ -64,12 +74,7 @@ class ArchivedStream(NamedTuple):
     def has_more_of(self, info: SegmentInfo) -> bool:
         """Whether fewer bundles of a segment are lost here than on the disk."""
         archived = self.segments.get(info.segment_seq)
-        if archived is None or not archived.size_bytes or archived.bundle_count < info.bundle_count:
-            return False
-        holes = [hole.bundle_count for hole in self.holes if hole.segment_seq == info.segment_seq]
-        # A rescue may have found less of it than it had. What is not sealed here has grown since.
-        lost_count = info.lost_count + (archived.bundle_count - info.bundle_count if info.row_count >= 0 else 0)
-        return all(holes) and sum(holes) < lost_count
+        return archived is not None and has_more_of(archived, self.holes, info)
 
     def is_of_unknown_length(self, segment_seq: int) -> bool:
         """Whether nobody knows how many bundles a lost segment had."""
@@ -108,6 +113,21 @@ class ArchivedReads:
     def another_door(self) -> ArchiveDoor:
         """A connection of its own to the archiver, which is made when it is used first; for the caller to close."""
         return self._door.another()
+
+    def retired(self, topic: str, served: Collection[int], wanted: Collection[int] | None = None) -> list[RetiredCore]:
+        """The cores of a topic that the node does not have any more, by rising number: what is left of their bundles is archived.
+
+        Args:
+            served: the cores that the node has.
+            wanted: only these; None: all.
+
+        Raises:
+            NotRunning: there is no node. And as `before`.
+        """
+        if wanted is not None and all(core in served for core in wanted):
+            return []
+        found = self._door.retired(topic)
+        return [each for each in found if each.core not in served and (wanted is None or each.core in wanted)]
 
     def before(
         self,

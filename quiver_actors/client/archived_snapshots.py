@@ -118,7 +118,8 @@ def whole_snapshot(reads: ArchivedReads, taken: Taken, span: Span) -> Snapshot:
     """
     snapshot = taken.snapshot
     _have_second_copies(reads, taken)
-    older = [part for core, on_disk in taken.on_disk.items() for part in _older(reads, taken, core, on_disk, span)]
+    cores = {**taken.on_disk, **_retired(reads, taken, span)}
+    older = [part for core, on_disk in cores.items() for part in _older(reads, taken, core, on_disk, span)]
     if not older:
         return snapshot
     numbers = {(part.core, part.segment_seq) for part in older}
@@ -136,6 +137,14 @@ def whole_material(reads: ArchivedReads, gathered: Gathered) -> Material:
     """Return what a statement is about, with archived bundles as in `whole_snapshot`. Raises as that."""
     snapshots = {topic: whole_snapshot(reads, taken, gathered.span) for topic, taken in gathered.taken.items()}
     return Material(gathered.topics, snapshots, gathered.segments, gathered.subscribers, gathered.span)
+
+
+def _retired(reads: ArchivedReads, taken: Taken, span: Span) -> dict[int, CoreOnDisk]:
+    """The cores that the node does not have any more and of which the span has something: nothing of them is on the disk."""
+    if span.start_ns is None and span.starts.keys() <= taken.on_disk.keys():
+        return {}
+    found = reads.retired(taken.snapshot.topic, taken.on_disk, None if span.start_ns is not None else span.starts)
+    return {each.core: CoreOnDisk([], -1, each.incarnation) for each in found}
 
 
 def _older(reads: ArchivedReads, taken: Taken, core: int, on_disk: CoreOnDisk, span: Span) -> Iterator[SnapshotPart]:

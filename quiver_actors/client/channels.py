@@ -59,6 +59,7 @@ class ChannelSet(Generic[C]):
 
         Raises:
             UnknownTopic: the node has no such topic.
+            UnknownCore: the node runs without that core.
             WorkerUnavailable: the worker did not answer in time.
         """
         deadline_ns, topics = deadline_after(timeout_seconds), Call(ListTopics)
@@ -69,6 +70,7 @@ class ChannelSet(Generic[C]):
             if channel.is_open and not channel.is_learning(topic, topics):
                 return channel.topics.slots_of(topic)
             channel.check_usable()
+            self._check_known([core])
             if now_ns >= deadline_ns:
                 raise unavailable_error(channel, timeout_seconds)
             yield min(deadline_ns, channel.retry_at_ns)

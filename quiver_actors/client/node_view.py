@@ -45,6 +45,8 @@ class NodeView(msgspec.Struct, frozen=True):
     """Name of the node among several nodes."""
     has_archiver: bool = False
     """Whether the node keeps an archiver running, which listens on `ARCHIVE_SOCKET`."""
+    retired: tuple[int, ...] = ()
+    """Cores that the node has had, and of which the directory of a topic is left that nobody serves. An older node names none."""
 
 
 class WorkerDirectory(Protocol):
@@ -73,6 +75,10 @@ class WorkerDirectory(Protocol):
     @property
     def cores(self) -> tuple[int, ...]:
         """The numbers of the cores that are served, rising."""
+
+    @property
+    def retired_cores(self) -> tuple[int, ...]:
+        """The numbers of cores that the node has had: of some topic nothing of them is served any more."""
 
     def refresh(self) -> None:
         """Look again which workers there are. Raises NotRunning: there is no node."""
@@ -140,6 +146,11 @@ class NodeDirectory:
     def cores(self) -> tuple[int, ...]:
         """The numbers of the workers, rising."""
         return tuple(self._sockets)
+
+    @property
+    def retired_cores(self) -> tuple[int, ...]:
+        """The numbers of cores that the node has had, as its view says them."""
+        return self.view.retired
 
     def another(self) -> NodeDirectory:
         """A directory of the same node for another exchange. Raises as the constructor."""

@@ -17,13 +17,14 @@ from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.projection import EVERYTHING, Asked, Projection
 from quiver_actors.client.ranges import SegmentPart, parts_of
-from quiver_actors.client.requests import Requests, WantedRange
+from quiver_actors.client.requests import OnDisk, Requests, WantedRange
+from quiver_actors.client.retired import nothing_on_disk, retired_or_raise
 from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import BundleReader, MappedSegment, ReadableSegments, reader_of
 from quiver_actors.client.statistics import SegmentStatistics
 from quiver_actors.client.stored_range import StoredRange
 from quiver_actors.client.two_copies import has_lost
-from quiver_actors.errors import FormatError, NotStored
+from quiver_actors.errors import FormatError, NotStored, UnknownCore
 from quiver_actors.store.segment.reader import SegmentReader
 
 
@@ -54,13 +55,16 @@ class ReadingClient:
         """The segments of a topic that have left the disk, as the node's archive knows them, oldest first, by core.
 
         Those of which nothing is archived are among them, with 0 bytes. `read` reads them; there are none where the node has no archive.
+        Cores that the node does not have any more are among these.
 
         Raises:
             NotAllowed, StorageUnavailable: the archiver cannot tell.
             UnknownTopic, WorkerUnavailable: see `quiver_actors.errors`.
         """
-        found = self.readable(topic).items()
-        return {core: self._archived.gone(topic, core, each.bounded, each.incarnation) for core, each in found}
+        found = self.readable(topic)
+        retired = self._archived.retired(topic, found)
+        gone = {core: self._archived.gone(topic, core, each.bounded, each.incarnation) for core, each in found.items()}
+        return gone | {each.core: self._archived.gone(topic, each.core, (), each.incarnation) for each in retired}
 
     def schemas(self, topic: str = DEFAULT_TOPIC) -> list[HeldSchema]:
         """Every distinct schema that a topic has stored, by core, sealed or not. Raises as `flush`."""
@@ -153,7 +157,9 @@ class ReadingClient:
                 return reader
         except (NotStored, FormatError) as error:
             failure = error
-        found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse()))
+        except UnknownCore:
+            pass  # it may be one that the node has had
+        found = self._on_disk(topic, core, Asked.parse())
         stream = ArchivedStream(topic, core, found.incarnation)
         try:
             return self._archived.second_copy(stream, part, projection if reader is None else EVERYTHING)(reader)
@@ -180,6 +186,8 @@ class ReadingClient:
         (docs/archive.md). The worker is told of damage. A bundle that is lost in both is among those of the range: it raises DataLost when
         anything is asked of it. A damaged one that the archive does not have raises ChecksumMismatch.
 
+        Of a core that the node does not have any more the archive has what there is: name the `start`.
+
         What is returned is an iterator, and a table for whoever takes Arrow streams: `polars.DataFrame(client.read(...))`.
 
         Args:
@@ -190,15 +198,24 @@ class ReadingClient:
 
         Raises:
             NotStored: a bundle of the range is not stored any more, or cannot be read yet.
+            UnknownCore: the node has never had this core, or has no archiver and does not have it any more.
             StorageUnavailable: there is no `end`, and something acknowledged could not be read for seconds; the message says why.
             UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: see `quiver_actors.errors`.
         """
-        found = self._exchange.run(self._requests.on_disk(topic, core, Asked.parse(slots, columns)))
+        found = self._on_disk(topic, core, Asked.parse(slots, columns))
         found.check_end(end)
         archived = self._archived.before(topic, core, start, found.segments, found.incarnation, end=end)
         parts = parts_of(archived.and_disk(found.segments), start, end, topic, core, archived.through)
         wanted = WantedRange(parts, core, found.slots, found.projection)
         return StoredRange(lambda: self._read(wanted, archived))
+
+    def _on_disk(self, topic: str, core: int, asked: Asked) -> OnDisk:
+        """What the disk has of a core; nothing of one that the node does not have any more. Raises UnknownCore: it has never had it."""
+        try:
+            return self._exchange.run(self._requests.on_disk(topic, core, asked))
+        except UnknownCore as error:
+            retired = retired_or_raise(self._archived.retired(topic, (), [core]), error)
+        return self._exchange.run(nothing_on_disk(self._requests, topic, retired, asked))
 
     def _read(self, wanted: WantedRange, archived: ArchivedStream) -> Iterator[StoredBundle]:
         gone = [part for part in wanted.parts if part.segment_seq in archived.gone]

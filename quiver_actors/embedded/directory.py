@@ -25,6 +25,7 @@ class StoreDirectory:
     trusted_uid: int | None = None
     node_name = ""
     push_cores: tuple[int, ...] = (0,)
+    retired_cores: tuple[int, ...] = ()
 
     def __init__(self, store: Served, data_dir: str) -> None:
         self._store = store

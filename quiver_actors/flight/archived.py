@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from quiver_actors.base.protocol.archive_messages import RetiredCore
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.client import Client
 from quiver_actors.client.archived_reader import ArchivedReader
@@ -25,10 +26,11 @@ from quiver_actors.flight.archived_contents import (
     ArchivedNames,
     ArchivedPart,
     ArchiveTerms,
+    end_of_retired,
     first_wanted,
     part_in_front,
 )
-from quiver_actors.flight.contract import CoreContents, ReadTicket, schema_bytes
+from quiver_actors.flight.contract import CoreContents, Look, ReadTicket, schema_bytes
 from quiver_actors.flight.stored import SegmentStreams
 from quiver_actors.store.segment.codec import StreamInfo
 
@@ -44,7 +46,11 @@ class KnownPart(NamedTuple):
 
 
 def with_archive(
-    client: Client, topic: str, core: CoreContents, terms: ArchiveTerms, known: dict[int, KnownPart] | None = None
+    client: Client,
+    topic: str,
+    core: CoreContents,
+    terms: ArchiveTerms,
+    known: dict[int, KnownPart] | None = None,
 ) -> CoreContents:
     """The contents of a core with what the archive has from where the asker begins; nothing is asked where the disk has all of it.
 
@@ -60,7 +66,7 @@ def with_archive(
     first = first_wanted(disk, terms, core.core, lost)
     if first is None:
         return core
-    question = (core.incarnation, first, start, sorted(lost), *disk.missing(start))
+    question = (core.incarnation, first, start, sorted(lost), disk.damaged(start), *disk.missing(start))
     kept = None if known is None else known.get(core.core)
     if kept is not None and kept.question == question:
         return msgspec.structs.replace(core, archived=kept.part)
@@ -69,24 +75,58 @@ def with_archive(
     found = _listed(client, stream, max(0, first - 1), disk.infos)
     part = None if found.through < 0 else part_in_front(disk, found.segments.values(), found.holes, found.through)
     # What is still to be recorded of what is in front of the disk is looked for again.
-    if known is not None and (part is None or found.through + 1 >= disk.first or start[0] >= disk.first):
+    is_recorded = part is None or core.is_retired or found.through + 1 >= disk.first or start[0] >= disk.first
+    if known is not None and is_recorded:
         known[core.core] = KnownPart(question, part)
     return msgspec.structs.replace(core, archived=part)
 
 
+def retired_cores(client: Client, request: Look, served: Collection[int]) -> list[RetiredCore]:
+    """The cores that the node does not have any more and that the asker wants. `served`: those that it has. Raises as `with_archive`."""
+    if request.retired is None:
+        return []
+    return client.archived_reads.retired(request.topic, served, request.retired.cores)
+
+
+def retired_contents(
+    client: Client, request: Look, retired: Iterable[RetiredCore], known: dict[int, KnownPart] | None = None
+) -> list[CoreContents]:
+    """What the archive has of such cores from where the asker begins. `known`: as of `with_archive`. Raises as that."""
+    return [_retired(client, request, each, known) for each in retired]
+
+
+def _retired(client: Client, request: Look, retired: RetiredCore, known: dict[int, KnownPart] | None) -> CoreContents:
+    core = CoreContents(
+        retired.core, [], incarnation=retired.incarnation, comes_next=retired.next_segment_seq, is_retired=True
+    )
+    terms = request.archive
+    if terms is None and retired.next_segment_seq >= 0:
+        return core
+    # Where a core ended that was not closed cleanly, the archive alone can tell.
+    found = with_archive(client, request.topic, core, terms or ArchiveTerms(), known)
+    return msgspec.structs.replace(
+        found,
+        comes_next=end_of_retired(retired, found.archived),
+        archived=None if terms is None else found.archived,
+    )
+
+
 def archived_schemas(client: Client, topic: str) -> Iterator[tuple[int, bytes]]:
     """Yield slot and schema message of what the archive has of a topic. Raises as `with_archive`."""
-    for core, on_disk in client.readable(topic).items():
-        stream = ArchivedStream(topic, core, on_disk.incarnation)
-        found = _listed(client, stream, 0, on_disk.infos, with_columns=True)
+    cores = client.readable(topic)
+    known = [(core, each.incarnation, each.infos) for core, each in cores.items()]
+    known += [(each.core, each.incarnation, []) for each in client.archived_reads.retired(topic, cores)]
+    for core, incarnation, on_disk in known:
+        found = _listed(client, ArchivedStream(topic, core, incarnation), 0, on_disk, with_columns=True)
         columns = found.columns
         if columns is None:
             continue
         yield from columns.schemas
         described = {each.segment_seq for each in columns.segments}
-        for info in found.segments.values():
-            if info.size_bytes and info.segment_seq in found.gone and info.segment_seq not in described:
-                yield from _schemas_of(client.archived_reads, found, info)
+        better = {info.segment_seq for info in on_disk if info.lost_count and found.has_more_of(info)}
+        for seq in sorted((found.gone | better) - described):
+            if found.segments[seq].size_bytes:
+                yield from _schemas_of(client.archived_reads, found, found.segments[seq])
 
 
 def archived_columns(client: Client, topic: str, named: Mapping[int, ArchivedNames]) -> Iterator[ArchivedColumns]:

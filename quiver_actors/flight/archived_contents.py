@@ -1,7 +1,8 @@
 """What the archive of a node has of a topic on one core that its disk has not, and what neither of them has. Pure.
 
 A core's segments lie on its disk, in the archive, or in both; a range of them is read from the disk where that has them. So what is asked
-of the archive is named by what the disk lacks: the numbers in front of its first segment, and those that are missing between two others.
+of the archive is named by what the disk lacks: the numbers in front of its first segment, those that are missing between two others, and
+those of which bundles were lost there. A segment of the last kind is read from the archive if that has more of it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from quiver_actors.base.protocol.archive_messages import ArchivedHole
+from quiver_actors.base.protocol.archive_messages import ArchivedHole, RetiredCore
 from quiver_actors.base.protocol.messages import SegmentInfo
+from quiver_actors.client.archived_reads import has_more_of
 from quiver_actors.client.gaps import ARCHIVE_EXPIRED, NEVER_ARCHIVED
 
 Place = tuple[int, int]
@@ -46,7 +48,7 @@ class ArchivedNames(msgspec.Struct, frozen=True):
 
 
 class ArchivedPart(msgspec.Struct, frozen=True):
-    """What the archive has from a segment on. Segments that are on the disk are not named."""
+    """What the archive has from a segment on. A segment that is on the disk is named only if the archive has more of it."""
 
     segments: list[SegmentInfo] = []
     """Oldest first. Something of each is archived."""
@@ -98,6 +100,10 @@ class DiskNumbers:
         self.first = self.numbers[0] if self.numbers else self.stop
         """The oldest number; where there is none, the one behind everything that ever was, or -1: not known."""
 
+    def damaged(self, start: Place) -> list[int]:
+        """The numbers from a start on of segments of which bundles are lost here, rising."""
+        return [info.segment_seq for info in self.infos if info.lost_count and info.segment_seq >= start[0]]
+
     def missing(self, start: Place) -> list[range]:
         """The numbers from a start on that the disk does not have, though something may have been stored under them.
 
@@ -136,20 +142,41 @@ def first_wanted(disk: DiskNumbers, terms: ArchiveTerms, core: int, lost: Collec
         # What is in front of the oldest segment was ingested before it.
         missing = [gap for gap in missing if gap.start > disk.first or not 0 < oldest_ns <= terms.since_unix_ns]
     gone = [number for number in {*lost}.difference(disk.numbers) if number >= start[0]]
-    return min([*(gap.start for gap in missing), *gone], default=None)
+    return min([*(gap.start for gap in missing), *gone, *disk.damaged(start)], default=None)
 
 
 def part_in_front(
     disk: DiskNumbers, segments: Collection[SegmentInfo], holes: Collection[ArchivedHole], through: int
 ) -> ArchivedPart:
     """What counts of a list of the archive, which was made after the disk was looked at: nothing that came in between."""
-    numbers, stop = set(disk.numbers), disk.stop
+    stop = disk.stop
+    lossy = {info.segment_seq: info for info in disk.infos if info.lost_count}
+    better = {
+        info.segment_seq
+        for info in segments
+        if info.segment_seq in lossy and has_more_of(info, holes, lossy[info.segment_seq])
+    }
+    here = {*disk.numbers} - better
 
     def counts(segment_seq: int) -> bool:
-        return segment_seq not in numbers and (stop < 0 or segment_seq < stop)
+        return segment_seq not in here and (stop < 0 or segment_seq < stop)
 
     archived = sorted((info for info in segments if info.size_bytes and counts(info.segment_seq)), key=_number_of)
     return ArchivedPart(archived, [hole for hole in holes if counts(hole.segment_seq)], through)
+
+
+def end_of_retired(core: RetiredCore, part: ArchivedPart | None) -> int:
+    """The number behind every segment of a core that the node does not have any more; -1: neither it nor the archive tells.
+
+    Args:
+        part: what the archive has of it from where somebody begins; None: nothing, or it was not asked.
+    """
+    if part is None or part.through < 0:
+        return core.next_segment_seq
+    last = part.segments[-1].position_end if part.segments else 0
+    # A number that was reserved and never used is none that is missing.
+    is_whole = core.next_segment_seq < 0 or 0 < last == core.position_end
+    return part.through + 1 if is_whole else core.next_segment_seq
 
 
 def begins_behind(disk: DiskNumbers, archived: ArchivedPart, start: Place) -> bool:
@@ -168,7 +195,9 @@ def losses_in(disk: DiskNumbers, archived: ArchivedPart, start: Place, end: Plac
     is lost right where the asker stands, and of which there is no record, is told by `begins_behind`: he may have had it.
     """
     earliest = min((info.segment_seq for info in (*archived.segments, *disk.infos)), default=disk.stop)
-    oldest_archived = min((info.segment_seq for info in archived.segments), default=disk.stop)
+    here = {*disk.numbers}
+    gone = (info.segment_seq for info in archived.segments if info.segment_seq not in here)
+    oldest_archived = min(gone, default=disk.stop)
     for hole in archived.holes:
         behind = (hole.segment_seq, hole.first_bundle + hole.bundle_count)
         if not hole.bundle_count:

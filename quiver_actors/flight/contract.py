@@ -40,6 +40,13 @@ class HoldTerms(msgspec.Struct, frozen=True):
     """Where it would be new, and what it needs is gone, it is not made: so it stays new, and the loss is told again the next time."""
 
 
+class RetiredTerms(msgspec.Struct, frozen=True):
+    """The cores that the node does not have any more and that the asker wants."""
+
+    cores: list[int] | None = None
+    """Only these, those that the node has among them; None: all."""
+
+
 class Look(msgspec.Struct, frozen=True, tag=True):
     """Ask for the contents of a topic. With `flush` all that was acknowledged before is in it; with `hold` the subscriber is attached."""
 
@@ -50,6 +57,8 @@ class Look(msgspec.Struct, frozen=True, tag=True):
     """Whether the asker knows `CoreContents.unsealed`. If it does, bundles that can be read before their seal are not sealed for it."""
     archive: ArchiveTerms | None = None
     """What the asker wants of the node's archive, if the disk has no more of it; None: nothing. An older node knows no such thing."""
+    retired: RetiredTerms | None = None
+    """Which cores are told of that the node does not have any more; None: none. An older node knows no such thing."""
 
 
 class CoreContents(msgspec.Struct, frozen=True):
@@ -80,12 +89,15 @@ class CoreContents(msgspec.Struct, frozen=True):
     """The least segment number that anything stored later can have; -1: the worker did not say."""
     archived: ArchivedPart | None = None
     """What the disk lacks and the archive has, from where the asker begins; None: it was not asked, or there is none."""
+    is_retired: bool = False
+    """The node does not have the core any more: all of it was delivered, and what is left of it is archived."""
 
     @property
     def readable(self) -> list[SegmentInfo]:
-        """All segments, oldest first, with the bundles of them that can be read, wherever they are."""
-        in_archive = [] if self.archived is None else self.archived.segments
-        return sorted([*in_archive, *self.segments, *self.unsealed], key=lambda info: info.segment_seq)
+        """All segments, oldest first, with the bundles of them that can be read, wherever they are: each where more of it is."""
+        here = {info.segment_seq: info for info in (*self.segments, *self.unsealed)}
+        in_archive = {} if self.archived is None else {info.segment_seq: info for info in self.archived.segments}
+        return [info for _, info in sorted({**here, **in_archive}.items())]
 
     @property
     def disk(self) -> DiskNumbers:

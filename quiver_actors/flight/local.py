@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import pyarrow as pa
 
 from quiver_actors.base.config.tree import ServeSettings
 from quiver_actors.base.model import BundleId
+from quiver_actors.base.protocol.archive_messages import RetiredCore
 from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client
@@ -24,10 +25,19 @@ from quiver_actors.errors import (
     QuiverError,
     TopicDeleted,
     TopicRecreated,
+    UnknownCore,
     UnknownSubscriber,
     WorkerUnavailable,
 )
-from quiver_actors.flight.archived import KnownPart, TicketSegments, archived_columns, archived_schemas, with_archive
+from quiver_actors.flight.archived import (
+    KnownPart,
+    TicketSegments,
+    archived_columns,
+    archived_schemas,
+    retired_contents,
+    retired_cores,
+    with_archive,
+)
 from quiver_actors.flight.contract import (
     Acknowledge,
     AskSlotRows,
@@ -110,6 +120,8 @@ class LocalNode:
         cores = checked_contents(client, self.name, request)
         if request.archive is not None:
             cores = [with_archive(client, request.topic, core, request.archive) for core in cores]
+        retired = retired_cores(client, request, [core.core for core in cores])
+        cores += retired_contents(client, request, retired)
         return Contents(self.name, _slots_of(client, request.topic), cores)
 
     def _look_held(self, client: Client, request: Look, terms: HoldTerms) -> Contents:
@@ -139,6 +151,7 @@ class LocalNode:
             if request.archive is not None:
                 known = kept.archived
                 cores = [with_archive(client, request.topic, core, request.archive, known) for core in cores]
+            cores += retired_contents(client, request, kept.retired(request, found), kept.archived)
             # Not before the archive has answered: what is new is said once.
             kept.known_on.update(found)
         self.close_idle_holds()
@@ -163,7 +176,12 @@ class LocalNode:
             by_core.setdefault(each.core, {}).update(each.rows)
         if request.wanted is None:
             return SlotRows(by_core)
-        left_out = unmatched(client.statistics(request.topic), request.wanted)
+        # Where the archive has more of a segment than the disk, its word alone counts.
+        on_disk = {
+            core: {seq: each for seq, each in segments.items() if not _is_archived(request, core, seq)}
+            for core, segments in client.statistics(request.topic).items()
+        }
+        left_out = unmatched(on_disk, request.wanted)
         client.tell_pruned(request.topic, {core: len(segments) for core, segments in left_out.items()})
         in_archive = {each.core: each.statistics for each in archived}
         for core, segments in unmatched(in_archive, request.wanted).items() if in_archive else ():
@@ -175,9 +193,14 @@ class LocalNode:
         return stored_weights(self._client(), request)
 
     def acknowledge(self, request: Acknowledge) -> None:
-        """Pass the acknowledgement to the worker of the core; durable on return."""
+        """Pass the acknowledgement to the worker of the core; durable on return. Of a core that was retired nothing is owed any more."""
+        client = self._client()
         bundle_id = BundleId(request.topic, request.core, request.segment_seq, request.bundle_index)
-        self._client().ack_through(bundle_id, subscriber=request.subscriber)
+        try:
+            client.ack_through(bundle_id, subscriber=request.subscriber)
+        except UnknownCore:
+            if not client.archived_reads.retired(request.topic, (), [request.core]):
+                raise
 
     def confirm_gap(self, request: ConfirmGap) -> None:
         """Acknowledge the notice through the hold that received it; without such a hold nothing happens."""
@@ -267,6 +290,10 @@ def _drop_run_once(client: Client, request: DropRun, *, only_decided: bool = Fal
     return preparing
 
 
+def _is_archived(request: AskSlotRows, core: int, segment_seq: int) -> bool:
+    return core in request.archived and segment_seq in request.archived[core].bundle_counts
+
+
 def _slots_of(client: Client, topic: str) -> dict[str, int]:
     topics = client.topics()
     if topic not in topics:
@@ -300,12 +327,21 @@ class _KeptHold:
         self.archived: dict[int, KnownPart] = {}
         """What the archive has in front of the disk, by core."""
         self._terms = client, topic, terms
+        self._retired: tuple[object, list[RetiredCore]] | None = None
+        """The cores that the node does not have any more, and for which question."""
         self.hold = self._attached()
 
     def _attached(self) -> Hold:
         client, topic, terms = self._terms
         starts = {core: BundleId(topic, core, *start) for core, start in terms.starts.items() if start != (0, 0)}
         return client.hold(terms.subscriber, topic=topic, starts=starts, ttl=terms.ttl_ns / SECOND_NS)
+
+    def retired(self, request: Look, served: Collection[int]) -> list[RetiredCore]:
+        """What `retired_cores` says. It says the same until the node has other cores: an archiver that is away then is not waited for."""
+        question = sorted(served), request.retired
+        if self._retired is None or self._retired[0] != question:
+            self._retired = question, retired_cores(self._terms[0], request, served)
+        return self._retired[1]
 
     def look(self) -> dict[int, HeldCore]:
         self.used_at_ns = time.monotonic_ns()

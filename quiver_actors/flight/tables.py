@@ -1,7 +1,8 @@
 """What generic Flight clients are offered: each slot of a topic as a flight, and SQL statements as commands.
 
 A flight's descriptor is the path (topic, slot); (topic) alone will do where there is one slot. A time behind them is where the flight
-begins, also where that is only in the archive, and a second one is where it ends. A command is the text of a statement.
+begins, also where that is only in the archive, and a second one is where it ends. A command is the text of a statement, or a JSON object
+of the statement and these two times.
 Tickets are read when they are used, so they show what is stored then. To a caller there are no topics but those that it may read.
 """
 
@@ -33,6 +34,13 @@ from quiver_actors.query.span import unix_ns_of
 _READS = "flight.TableTicket"
 EARLIEST = "earliest"
 """Stands for a time: the flight begins with the oldest bundle that the node's archive has."""
+_UNIX_NS_MAX = (1 << 63) - 1
+_DIGITS_MAX = 19
+_SHOWN_CHARS = 60
+_EXPECTED_COMMAND = (
+    "expected the text of a statement, or a JSON object such as "
+    '{"sql": "SELECT ...", "start": "earliest", "end": "2026-01-31T12:00Z"}'
+)
 
 
 class NodeTables:
@@ -60,14 +68,13 @@ class NodeTables:
 
         Raises:
             NotAllowed: the caller may not read it.
-            UnknownTopic, UnknownSlot, UsageError: there is no such flight, or the statement is wrong.
+            UnknownTopic, UnknownSlot, UsageError: there is no such flight, or the statement or a time is wrong.
             NotStored: what lies between its start and the disk is not in the archive either.
             QueryLimit: the statement needs more memory or time than it may use. QuotaExceeded: too many are under way.
             ProtocolError: the descriptor is neither a path nor a command.
         """
         if descriptor.descriptor_type == fl.DescriptorType.CMD:
-            statement = descriptor.command.decode()
-            asked = SqlTicket(statement)
+            asked = asked_by(descriptor.command)
             return _described(descriptor, asked, self._sql(holder, asked).schema)
         named = _Path.of([part.decode() for part in descriptor.path or ()])
         check_allowed(holder, TableTicket(named.topic, 0))
@@ -140,18 +147,52 @@ class _Path(NamedTuple):
         return cls(topic, slot_named(slot) if slot else None, _unix_ns(start), _unix_ns(end), tuple(path[2:]))
 
 
+class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A statement, and the times between which topics hold anything to it: texts as in a path, or UNIX nanoseconds."""
+
+    sql: str
+    start: str | int | None = None
+    end: str | int | None = None
+
+
+def asked_by(command: bytes) -> SqlTicket:
+    """Return the question of a command: the text of a statement, or a JSON object, which no statement begins like.
+
+    Raises:
+        UsageError: it begins like an object and is not the one that is expected, or a time in it is none.
+        ProtocolError: it is no text.
+    """
+    try:
+        text = command.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"the command of a flight is no UTF-8: {error}; {_EXPECTED_COMMAND}") from error
+    if not text.lstrip().startswith("{"):
+        return SqlTicket(text)
+    try:
+        found = msgspec.json.decode(text, type=_Command)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the command of a flight cannot be read: {error}; {_EXPECTED_COMMAND}") from error
+    start_ns, end_ns = (None if bound is None else _time(str(bound)) for bound in (found.start, found.end))
+    return SqlTicket(found.sql, start_ns, end_ns)
+
+
 def _unix_ns(time: str) -> int | None:
     """The time that a path has, UNIX nanoseconds; None where it has none. Raises UsageError: the text is no time."""
-    if not time or time == EARLIEST:
-        return 0 if time else None
-    if time.isdecimal():
-        return int(time)
+    return _time(time) if time else None
+
+
+def _time(text: str) -> int:
+    """UNIX nanoseconds. Raises UsageError: the text is no time."""
+    if text == EARLIEST:
+        return 0
+    if text.isdecimal() and len(text) <= _DIGITS_MAX and int(text) <= _UNIX_NS_MAX:
+        return int(text)
     with contextlib.suppress(ValueError):
-        found = datetime.datetime.fromisoformat(time)
+        found = datetime.datetime.fromisoformat(text)
         if found.tzinfo is not None:
             return unix_ns_of("time", found)
     raise UsageError(
-        f"{time!r} in the path of a flight is no time: expected {EARLIEST!r}, a time with its zone such as 2026-01-31T12:00Z, or UNIX "
+        f"{text[:_SHOWN_CHARS]!r} is no time of a flight: expected {EARLIEST!r}, a time with its zone such as 2026-01-31T12:00Z, or UNIX "
         "nanoseconds"
     )
 

@@ -36,7 +36,7 @@ import msgspec
 from quiver_actors import __version__
 from quiver_actors.base.config import NodeSettings
 from quiver_actors.base.config.reading import Resolved, check_settings
-from quiver_actors.base.core_dirs import adopted_cores, directories_of, find_core_dirs
+from quiver_actors.base.core_dirs import adopted_cores, directories_of, find_core_dirs, retired_cores
 from quiver_actors.base.metrics.figures import FIGURES_VERSION
 from quiver_actors.base.topics import Catalogue
 from quiver_actors.errors import ConfigError
@@ -277,6 +277,8 @@ def rows_per_region(cores: int, topics: int) -> int:
 
 def write_node_record(settings: NodeSettings, counters_name: str, topics: Iterable[str]) -> None:
     """Write `node.json`: whole or not at all, so that a reader never sees half of it."""
+    # Before the retired ones: a core that goes meanwhile is among those, and never among neither.
+    adopted = all_adopted_cores(settings)
     record = {
         "version": NODE_RECORD_VERSION,
         "package_version": __version__,
@@ -287,8 +289,9 @@ def write_node_record(settings: NodeSettings, counters_name: str, topics: Iterab
         "started_unix_ns": time.time_ns(),
         "cores": [
             *({"core": core, "socket": f"core_{core}.sock"} for core in range(settings.cores)),
-            *({"core": core, "socket": f"core_{core}.sock", "adopted": True} for core in all_adopted_cores(settings)),
+            *({"core": core, "socket": f"core_{core}.sock", "adopted": True} for core in adopted),
         ],
+        "retired": retired_cores(settings.data_dir),
         "topics": list(topics),
         "has_archiver": bool(settings.archive.url),
     }

@@ -24,7 +24,10 @@ class StoredRange(NamedTuple):
     """Size of these."""
     is_sealed: bool = True
     archived_as: str = ""
-    """Incarnation of the directory under which the node's archive has the segment, where the disk has not; empty: it is on the disk."""
+    """Incarnation of the directory under which the node's archive has the segment, where it has more of it than the disk; empty: it has
+    not."""
+    is_on_disk: bool = True
+    """Whether the disk has the segment, though bundles of it may be lost there: these are read in the archive."""
 
 
 class PlannedPartition(NamedTuple):
@@ -81,15 +84,19 @@ class Extent(NamedTuple):
     is_sealed: bool = True
     archived_as: str = ""
     """See `StoredRange.archived_as`."""
+    is_on_disk: bool = True
+    """See `StoredRange.is_on_disk`."""
 
 
 def extents_of(core: CoreContents, segments: Iterable[SegmentInfo]) -> list[Extent]:
     """The extents of some segments of a core; rows are counted in sealed ones only."""
     archived = set() if core.archived is None else {info.segment_seq for info in core.archived.segments}
+    here = {info.segment_seq for info in (*core.segments, *core.unsealed)}
 
     def extent(info: SegmentInfo) -> Extent:
-        archived_as = core.incarnation if info.segment_seq in archived else ""
-        return Extent(info.segment_seq, info.bundle_count, info.size_bytes, info.row_count >= 0, archived_as)
+        seq = info.segment_seq
+        archived_as = core.incarnation if seq in archived else ""
+        return Extent(seq, info.bundle_count, info.size_bytes, info.row_count >= 0, archived_as, seq in here)
 
     return [extent(info) for info in segments]
 
@@ -121,7 +128,7 @@ def rows_request(stored: Iterable[StoredRange], node: str, topic: str, wanted: W
 
 
 def archived_names(stored: Iterable[StoredRange]) -> dict[int, ArchivedNames]:
-    """The segments of the ranges of one node that its archive alone has, by core."""
+    """The segments of the ranges of one node of which its archive has more than its disk, by core."""
     found: dict[int, ArchivedNames] = {}
     for piece in stored:
         if piece.archived_as:

@@ -27,6 +27,7 @@ from quiver_actors.flight.contract import (
     Look,
     Node,
     ReadTicket,
+    RetiredTerms,
     SlotRows,
     schema_bytes,
     schema_of,
@@ -180,8 +181,8 @@ def having_rows(
 
 
 def everything(topic: str, archive: ArchiveTerms | None = None) -> Look:
-    """Ask for all that was acknowledged before."""
-    return Look(topic, flush=True, reads_unsealed=True, archive=archive)
+    """Ask for all that was acknowledged before, of all cores that the node has or has had."""
+    return Look(topic, flush=True, reads_unsealed=True, archive=archive, retired=RetiredTerms())
 
 
 def read_partitions(
@@ -192,7 +193,10 @@ def read_partitions(
     nodes = read_nodes(options)
     schema = schema_bytes(target)
     required = options.where.required_slots(slots)
-    archived = {(piece.place, piece.segment_seq): piece for piece in stored if piece.archived_as}
+    # What is on the disk too is read there, and in the archive what was lost of it.
+    archived = {
+        (piece.place, piece.segment_seq): piece for piece in stored if piece.archived_as and not piece.is_on_disk
+    }
 
     def partition(planned: PlannedPartition) -> TopicPartition:
         places = ((planned.place, piece.segment_seq) for piece in planned.ranges)

@@ -42,18 +42,16 @@ from quiver_actors.spark.reader import (
     Slots,
     arrow_schema,
     end_of_stored,
-    everything,
     having_rows,
     losses_of,
     named_slots,
     only_slot,
-    position_at,
     read_partition,
     read_partitions,
     slot_rows,
     wanted_extents,
-    wanted_of_archive,
 )
+from quiver_actors.spark.starts import first_positions, retired_of
 
 logger = logging.getLogger("quiver.spark")
 
@@ -78,6 +76,8 @@ class TopicStreamReader(DataSourceStreamReader):
         """Store ids (incarnations) of the offsets that Spark named last, by place."""
         self._stores_seen: dict[Place, str] = {}
         """Store ids at the last look that was attached to the subscriber."""
+        self._last_end: Positions | None = None
+        """Where the query begins, or the last micro-batch ended that was planned; None: Spark has not said it."""
         self._looked_from: Positions | None = None
         """Where the micro-batch began that the last look was for, if it was attached to the subscriber."""
         self._lost_bundles = 0
@@ -98,45 +98,22 @@ class TopicStreamReader(DataSourceStreamReader):
         # Spark asks several times, and means the same place.
         if self._initial is None:
             self._id = self._new_id()
-            self._initial = self._begin()
+            self._initial = self._last_end = first_positions(self._options)
         return self._json(self._initial)
 
     def _new_id(self) -> str:
         return uuid.uuid4().hex
 
-    def _begin(self) -> Positions:
-        options = self._options
-        if isinstance(options.starting_offsets, Mapping):
-            return dict(options.starting_offsets)
-        if options.starting_offsets == EARLIEST:
-            return {}
-        nodes = node_set(options)
-        # The newest bundles are on the disk, so nothing is asked of the archive for them.
-        is_by_time = options.starting_unix_ns is not None
-
-        def look(node: Node) -> Contents:
-            return node.look(everything(options.topic, wanted_of_archive(options, node.name) if is_by_time else None))
-
-        found = nodes.ask_all(look)
-        positions: Positions = {}
-        for name, contents in found.items():
-            for core in contents.cores:
-                place = Place(name, core.core)
-                if options.starting_unix_ns is None:
-                    positions[place] = end_of_stored(core)
-                else:
-                    positions[place] = position_at(nodes.get(name), options, place, core, options.starting_unix_ns)
-        return positions
-
     @message_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The bundles between two offsets; the same again when Spark replays a micro-batch."""
         begin, until = self._positions(start), self._positions(end)
+        self._last_end = until
         if start.get(ID_KEY) != end.get(ID_KEY):
             # The query failed in its first micro-batch, so Spark has asked anew where it begins. It is to begin where it did.
             begin = self._first_begin(until)
         elif self._looked_from is None or not lies_in(begin, until, self._looked_from, self._heads):
-            self._look(begin)
+            self._look(begin, end=until)
         self._settle(begin, until)
         self._check_left(begin, until)
         self._check_gaps(begin, until)
@@ -168,9 +145,9 @@ class TopicStreamReader(DataSourceStreamReader):
         present = nodes.all()
         by_node: dict[str, list[Acknowledge]] = {}
         for place, position in positions.items():
-            last = offsets.last_bundle_before(position)
-            # A node that has left has nothing that anybody could still read.
-            if last is not None and place.node in present:
+            last, core = offsets.last_bundle_before(position), self._core(place)
+            # A node that has left has nothing that anybody could still read, nor has the worker of a retired core.
+            if last is not None and place.node in present and not (core and core.is_retired):
                 request = Acknowledge(self._options.topic, self._subscriber, place.core, *last)
                 by_node.setdefault(place.node, []).append(request)
 
@@ -207,8 +184,8 @@ class TopicStreamReader(DataSourceStreamReader):
         options = self._options
         begin: Positions = {} if options.starting_offsets == EARLIEST else dict.fromkeys(end, 0)
         if isinstance(options.starting_offsets, Mapping) or options.starting_unix_ns is not None:
-            begin = self._begin()
-        self._look(begin)
+            begin = first_positions(options)
+        self._look(begin, end=end)
         self._settle(begin, end)
         if options.starting_offsets == EARLIEST or isinstance(options.starting_offsets, Mapping):
             return begin
@@ -233,16 +210,22 @@ class TopicStreamReader(DataSourceStreamReader):
                     self._slot_ids |= rows.keys() - {ENVELOPE_SLOT}
         return only_slot(self._options, self._contents, self._slot_ids)
 
-    def _look(self, start: Positions, *, is_held: bool = True) -> Positions:
-        """Ask all nodes what they hold, attached to the query's subscriber unless told otherwise; where each worker ends now."""
+    def _look(self, start: Positions, *, end: Positions | None = None, is_held: bool = True) -> Positions:
+        """Ask all nodes what they hold, attached to the query's subscriber unless told otherwise; where each worker ends now.
+
+        Args:
+            end: where the micro-batch from `start` ends that was planned before.
+        """
         options = self._options
+        named = {*start, *(end or {})} if is_held else self._last_end
         nodes = node_set(options)
 
         def look(node: Node) -> Contents:
             starts = {place.core: offsets.bundle_of(at) for place, at in start.items() if place.node == node.name}
             terms = HoldTerms(self._subscriber, options.subscriber_ttl_ns, starts, options.fail_on_data_loss)
             wanted = ArchiveTerms(starts) if is_held else None
-            return node.look(Look(options.topic, hold=terms if is_held else None, reads_unsealed=True, archive=wanted))
+            hold, retired = terms if is_held else None, retired_of(named, node.name)
+            return node.look(Look(options.topic, hold=hold, reads_unsealed=True, archive=wanted, retired=retired))
 
         self._contents = nodes.ask_all(look)
         heads = dict(start)
@@ -276,7 +259,7 @@ class TopicStreamReader(DataSourceStreamReader):
                     "node has just been started, or lacks the room to rescue a damaged one (quiver status): start the query again"
                 )
             time.sleep(_SETTLE_LOOK_SECONDS)
-            self._look(begin)
+            self._look(begin, end=end)
 
     def _is_unsettled(self, place: Place, begin: int, end: int) -> bool:
         core = self._core(place)

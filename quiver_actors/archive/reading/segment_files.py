@@ -102,6 +102,9 @@ class SegmentFiles:
         named = [] if numbered.segment is None else [self._place(key, numbered.segment)]
         if copy < len(named):
             return named
+        if numbered.segment is not None and numbered.segment.pack is not None:
+            # The first one may have been asked for by a manifest that did not know the pack yet: then it was an object that is gone.
+            named *= 2
         present = self._present(key, numbered.segment_seq)
         if present is not None and (moved := self._place(key, present)) not in named:
             named.append(moved)

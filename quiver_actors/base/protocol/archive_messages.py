@@ -1,7 +1,7 @@
 """The messages between a client and the archiver of its node, by which bundles are read that are no longer on the disk.
 
     module                tags of the client  tags of the archiver
-    archive_messages      200-202             210-211
+    archive_messages      200-203             210-212
     messages                                  67 (Refused), 68 (Done)
 
 The frames are those of a connection to a worker; there is no greeting. A request is answered before the next one is read. `ArchivedOpened`
@@ -59,6 +59,12 @@ class FetchArchived(Message, tag=202, frozen=True):
     """Rising numbers."""
 
 
+class ListRetired(Message, tag=203, frozen=True):
+    """Ask which cores of a topic the node has or has had. Answer: `RetiredList`. Asked only if `node.json` names retired cores."""
+
+    topic: str
+
+
 # --- archiver to client ------------------------------------------------------------------------------------------------
 
 
@@ -97,8 +103,27 @@ class ArchivedOpened(Message, tag=211, frozen=True):
     """CRC-32 of each block, u32, little-endian."""
 
 
-ArchiveRequest = ListArchived | OpenArchived | FetchArchived
-ArchiveAnswer = ArchivedList | ArchivedOpened | Done | Refused
+class RetiredCore(msgspec.Struct, array_like=True, frozen=True):
+    """A core of a topic that the node does not have any more, as the directory says that is left of it."""
+
+    core: int
+    incarnation: str
+    """Incarnation of the directory, under which the archive has its segments."""
+    next_segment_seq: int = -1
+    """No segment had this number or a higher one; -1: not known."""
+    position_end: int = -1
+    """The log position behind all of its bundles; -1: not known."""
+
+
+class RetiredList(Message, tag=212, frozen=True):
+    """Answer to `ListRetired`."""
+
+    cores: list[RetiredCore]
+    """Cores by rising number. Some may have a worker: who asks knows which these are."""
+
+
+ArchiveRequest = ListArchived | OpenArchived | FetchArchived | ListRetired
+ArchiveAnswer = ArchivedList | ArchivedOpened | RetiredList | Done | Refused
 
 _requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(cast(Any, ArchiveRequest))
 _answers: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(cast(Any, ArchiveAnswer))

@@ -24,6 +24,7 @@ from quiver_actors.base.protocol.archive_messages import (
     ArchiveRequest,
     FetchArchived,
     ListArchived,
+    ListRetired,
     OpenArchived,
 )
 from quiver_actors.base.protocol.messages import StatisticsList, TopicInfo
@@ -61,6 +62,7 @@ REQUESTS: tuple[ArchiveRequest, ...] = (
     ListArchived("default", 0, INCARNATION),
     OpenArchived("default", 0, INCARNATION, 0),
     FetchArchived("default", 1, [0]),
+    ListRetired("default"),
 )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver_actors.base.protocol.archive_messages import ArchivedHole
+from quiver_actors.base.protocol.archive_messages import ArchivedHole, RetiredCore
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.flight.archived_contents import (
     NOT_STORED,
@@ -15,6 +16,7 @@ from quiver_actors.flight.archived_contents import (
     DiskNumbers,
     Loss,
     begins_behind,
+    end_of_retired,
     first_wanted,
     losses_in,
     part_in_front,
@@ -30,6 +32,11 @@ def stored(segment_seq: int, bundles: int = 2) -> SegmentInfo:
     """A sealed segment; two whose numbers follow each other adjoin in the log."""
     at = (100 * segment_seq, 100 * (segment_seq + 1))
     return SegmentInfo(segment_seq, bundles, bundles, 8, 1000 * segment_seq, 1000 * segment_seq + 9, True, *at)
+
+
+def rescued(segment_seq: int, lost: int = 1) -> SegmentInfo:
+    """A segment of which bundles are lost here."""
+    return msgspec.structs.replace(stored(segment_seq), row_count=2 - lost, lost_count=lost)
 
 
 def disk(*numbers: int, coming: tuple[int, ...] = (), comes_next: int = -1) -> DiskNumbers:
@@ -97,6 +104,66 @@ def test_nothing_counts_that_the_disk_has_or_that_came_after_the_disk_was_looked
     assert part_in_front(disk(comes_next=5), listed, [], 6).segments[-1].segment_seq == 4
 
 
+def test_a_rescued_segment_is_looked_for_from_where_the_reader_begins() -> None:
+    found = DiskNumbers([stored(3), rescued(4), stored(5), rescued(7)], (), 8)
+    assert [wanted(found, start) for start in ((3, 0), (4, 1), (5, 0), (8, 0))] == [4, 4, 6, None]
+    assert wanted(DiskNumbers([rescued(4), stored(5)], (), 6), (5, 0)) is None
+
+
+@pytest.mark.parametrize(
+    ("bundles", "holes", "counts"),
+    [
+        (2, (), True),
+        (2, (ArchivedHole(4, 0, 1, "damaged"),), False),
+        (2, (ArchivedHole(4, 0, 0, "damaged"),), False),
+        (1, (), False),
+        (2, (ArchivedHole(3, 0, 2, "evicted"),), True),
+    ],
+)
+def test_a_rescued_segment_is_read_in_the_archive_if_that_has_more_of_it(
+    bundles: int, holes: tuple[ArchivedHole, ...], *, counts: bool
+) -> None:
+    found = part_in_front(DiskNumbers([rescued(4)], (), 5), [stored(4, bundles)], holes, 4)
+    assert [info.segment_seq for info in found.segments] == ([4] if counts else [])
+    assert found.accounts_for(4) == counts
+    core = CoreContents(0, [rescued(4)], comes_next=5, archived=found)
+    assert [info.row_count for info in core.readable] == [2 if counts else 1]
+
+
+def test_a_rescued_segment_in_the_archive_makes_no_other_one_a_loss() -> None:
+    """Between two segments of the disk may have been one that nobody needed: that is none, whatever the archive has beside."""
+    found = DiskNumbers([rescued(2), stored(5)], (), 6)
+    holes = (ArchivedHole(3, 0, 0, "never_archived"),)
+    assert list(losses_in(found, part(2, holes=holes), (0, 0), END)) == []
+
+
+@pytest.mark.parametrize(
+    ("core", "archived", "end"),
+    [
+        (RetiredCore(1, "b", 6, 500), None, 6),
+        (RetiredCore(1, "b"), None, -1),
+        (RetiredCore(1, "b", 6, 500), part(), 6),
+        (RetiredCore(1, "b", 6, 500), part(3, 4), 5),
+        (RetiredCore(1, "b", 6, 600), part(3, 4), 6),
+        (RetiredCore(1, "b", 6), part(3, 4), 6),
+        (RetiredCore(1, "b"), part(3, 4), 5),
+        (RetiredCore(1, "b", 6, 500), part(through=4), 6),
+    ],
+)
+def test_a_retired_core_ends_behind_its_last_bundle_and_not_behind_a_number_that_nothing_had(
+    core: RetiredCore, archived: ArchivedPart | None, end: int
+) -> None:
+    assert end_of_retired(core, archived) == end
+
+
+def test_what_a_retired_core_has_lost_at_its_end_is_told() -> None:
+    """It ended with a segment that nobody archived: its positions say so."""
+    found = part(3, 4)
+    for position_end, lost in ((500, []), (600, [Loss(5, 0, 0, NOT_STORED)])):
+        end = end_of_retired(RetiredCore(1, "b", 6, position_end), found)
+        assert list(losses_in(disk(comes_next=end), found, (0, 0), END)) == lost
+
+
 def test_the_earliest_begins_with_what_there_is() -> None:
     holes = (ArchivedHole(0, 0, 0, "archive_expired"), ArchivedHole(3, 0, 2, "evicted"))
     assert list(losses_in(disk(5), part(4, holes=holes), (0, 0), END)) == []
@@ -143,7 +210,8 @@ def test_a_lost_bundle_that_the_archive_recorded_is_told_where_the_asker_stands(
     assert not begins_behind(disk(7), found, (5, 2))
 
 
-places = st.sampled_from(["disk", "archive", "both", "lost"])
+places = st.sampled_from(["disk", "archive", "both", "lost", "rescued", "rescued late"])
+"""Where a segment is. A rescued one lacks bundle 1 on the disk; one that was rescued late lacks it in the archive, too."""
 
 
 @given(st.lists(places, min_size=1, max_size=12), st.integers(0, 12), st.integers(0, 2))
@@ -151,19 +219,25 @@ def test_each_bundle_of_a_range_is_read_once_in_one_place_or_told_as_lost(
     where: list[str], segment_seq: int, bundle: int
 ) -> None:
     start = (segment_seq, bundle)
-    on_disk = disk(*(n for n, place in enumerate(where) if place in ("disk", "both")), comes_next=len(where))
-    listed = [stored(n) for n, place in enumerate(where) if place in ("archive", "both")]
+    here = [
+        rescued(n) if place.startswith("rescued") else stored(n)
+        for n, place in enumerate(where)
+        if place not in ("archive", "lost")
+    ]
+    on_disk = DiskNumbers(here, (), len(where))
+    listed = [stored(n) for n, place in enumerate(where) if place not in ("disk", "lost")]
     holes = [ArchivedHole(n, 0, 2, "evicted") for n, place in enumerate(where) if place == "lost"]
+    holes += [ArchivedHole(n, 1, 1, "damaged") for n, place in enumerate(where) if place == "rescued late"]
     is_asked = wanted(on_disk, start) is not None
     found = part_in_front(on_disk, listed, holes, len(where) - 1) if is_asked else None
-    core = CoreContents(0, list(on_disk.infos), comes_next=len(where), incarnation="a", archived=found)
+    core = CoreContents(0, here, comes_next=len(where), incarnation="a", archived=found)
     planned = [
-        (piece.segment_seq, index, bool(piece.archived_as))
+        (piece.segment_seq, index, bool(piece.archived_as), piece.is_on_disk)
         for piece in ranges_between(Place("n", 0), extents_of(core, core.readable), start, END)
         for index in range(piece.bundle_start, piece.bundle_end)
     ]
     assert planned == [
-        (n, index, place == "archive")
+        (n, index, place in ("archive", "rescued"), place != "archive")
         for n, place in enumerate(where)
         for index in range(2)
         if place != "lost" and (n, index) >= start

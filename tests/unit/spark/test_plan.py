@@ -99,7 +99,7 @@ def test_archived_segments_are_named_by_their_directory_and_asked_for_apart() ->
     gone, here = SegmentInfo(1, 4, 9, 40, 0, 0), SegmentInfo(2, 3, 9, 30, 0, 0)
     core = CoreContents(0, [here], incarnation="a1", archived=ArchivedPart([gone], [], 1))
     stored = ranges_between(A, extents_of(core, core.readable), (1, 2), (9, 0))
-    assert stored == [StoredRange(A, 1, 2, 4, 4, 40, True, "a1"), StoredRange(A, 2, 0, 3, 3, 30)]
+    assert stored == [StoredRange(A, 1, 2, 4, 4, 40, True, "a1", False), StoredRange(A, 2, 0, 3, 3, 30)]
     names = {0: ArchivedNames("a1", {1: 4})}
     assert archived_names(stored) == names
     assert rows_request(stored, "a", "t") == AskSlotRows("t", {0: [2]}, archived=names)
