@@ -143,7 +143,9 @@ class Archiver:
         if self._client is None:
             self._client = self._connect()
             for topic in [topic for topic, each in settings.items() if not each.archive.enabled]:
-                self._leave(self._client, topic)  # it may have been archived when the last process ended
+                # It may have been archived when the last process ended. A worker that does not answer is not asked for each of them.
+                if not self._leave(self._client, topic):
+                    break
         # Before the store is asked for anything: it may be away, and how far it is behind is shown meanwhile.
         self._follow(self._client, settings)
         if self._writer is None:
