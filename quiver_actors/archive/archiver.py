@@ -40,6 +40,8 @@ from quiver_actors.store.objects.errors import ArchiveFenced, ArchiveRefused, Ar
 from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.supervisor.log import log_event
 
+logger = logging.getLogger("quiver.archive")
+
 POLL_NS = SECOND_NS
 SHOW_INTERVAL_NS = 5 * SECOND_NS
 """How often the status is published although nothing of it has changed."""
@@ -138,9 +140,13 @@ class Archiver:
 
     def _work(self) -> bool:
         """Archive the next batch of each topic that is to be looked at. Returns whether more is ready."""
+        settings = self._topics()
         if self._client is None:
             self._client = self._connect()
-        settings = self._topics()
+            for topic in [topic for topic, each in settings.items() if not each.archive.enabled]:
+                # It may have been archived when the last process ended. A worker that does not answer is not asked for each of them.
+                if not self._leave(self._client, topic):
+                    break
         # Before the store is asked for anything: it may be away, and how far it is behind is shown meanwhile.
         self._follow(self._client, settings)
         if self._writer is None:
@@ -198,16 +204,27 @@ class Archiver:
                 self._state,
             )
         for topic in self._archives.keys() - wanted:
-            self._archives.pop(topic).close()
-            try:
-                client.unsubscribe(ARCHIVE_SUBSCRIBER, topic=topic)
-            except (UnknownTopic, UnknownSubscriber):
-                continue
+            if self._leave(client, topic):
+                self._archives.pop(topic).close()
+
+    def _leave(self, client: Client, topic: str) -> bool:
+        """Drop the subscriber in a topic that is not archived any more. Returns whether there is none by now."""
+        try:
+            client.unsubscribe(ARCHIVE_SUBSCRIBER, topic=topic)
+        except (UnknownTopic, UnknownSubscriber):
+            pass
+        except QuiverError as error:
+            # What is archived does not wait for it.
+            logger.info("quiver.archive.not_left topic=%s error=%s", topic, error)
+            return False
+        return True
 
     # --- failures and status -------------------------------------------------------------------------------------------------
 
     def _failed(self, error: QuiverError) -> float:
         """Note a failure; returns how many seconds to wait."""
+        if self._stopping.is_set():
+            return 0.0
         state, seconds = self._patience(error)
         if state != self._status.state:
             log_event("archive.failed", {"state": state, "error": str(error)}, _LEVELS[state])

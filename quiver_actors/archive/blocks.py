@@ -1,8 +1,12 @@
 """The checksums of the blocks of an archived segment: what proves a ranged read. Pure.
 
-The object holds a head of 24 bytes, then a u32 for each block of 64 KiB, the CRC-32 of its bytes; the last block may be shorter:
+The object holds a head of 40 bytes, then a u32 for each block of 64 KiB, the CRC-32 of its bytes; the last block may be shorter:
 
-    magic "QAC1" | u32 CRC-32 of all that follows | u64 size of the segment | u32 CRC-32 of the whole segment | u32 block size
+    magic "QAC2" | u32 CRC-32 of all that follows | u64 size of the segment | u32 CRC-32 of the whole segment | u32 block size |
+    16 bytes: XXH3-128 of the whole segment
+
+The last field tells segments of one size apart. CRC-32 does not: segments are full of parts that end with their own CRC-32, and
+whatever ends so has the same one. Objects of former programs begin with "QAC1", and lack the field.
 
 All numbers are little-endian. The object is written before the segment, under a key that is created only once. So it also says which
 content belongs to the segment's key: an upload that finds other checksums there takes the next generation.
@@ -14,12 +18,16 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import xxhash
+
 from quiver_actors.base.checksum import crc32, crc32_combine
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat, Truncated
 
 BLOCK_BYTES = 64 << 10
 Buffer = bytes | bytearray | memoryview
-MAGIC = b"QAC1"
+MAGIC = b"QAC2"
+FORMER_MAGIC = b"QAC1"
+_DIGEST_BYTES = {MAGIC: 16, FORMER_MAGIC: 0}
 
 _HEAD = struct.Struct("<4sIQII")
 _PROVEN_FROM = 8
@@ -35,6 +43,8 @@ class BlockSums(NamedTuple):
     blocks: tuple[int, ...]
     """CRC-32 of each block of `block_bytes`."""
     block_bytes: int = BLOCK_BYTES
+    digest: bytes = b""
+    """XXH3-128 of the whole object; empty: not recorded."""
 
     def aligned(self, start: int, end: int) -> tuple[int, int]:
         """The smallest range of whole blocks that holds `[start, end)`."""
@@ -63,12 +73,13 @@ def sums_of(content: Buffer) -> BlockSums:
     """Compute the checksums of a whole segment."""
     view = memoryview(content)
     blocks: list[int] = []
-    whole = 0
+    whole, digest = 0, xxhash.xxh3_128()
     for piece in _pieces(view):
         block = crc32(piece)
         whole = crc32_combine(whole, block, piece.nbytes) if blocks else block
         blocks.append(block)
-    return BlockSums(view.nbytes, whole, tuple(blocks))
+        digest.update(piece)
+    return BlockSums(view.nbytes, whole, tuple(blocks), digest=digest.digest())
 
 
 def _pieces(view: memoryview) -> Iterator[memoryview]:
@@ -78,9 +89,21 @@ def _pieces(view: memoryview) -> Iterator[memoryview]:
 
 def encode_sums(sums: BlockSums) -> bytes:
     """The content of the object that holds them."""
-    proven = struct.pack("<QII", sums.size_bytes, sums.crc32, sums.block_bytes)
+    proven = struct.pack("<QII", sums.size_bytes, sums.crc32, sums.block_bytes) + sums.digest
     proven += struct.pack(f"<{len(sums.blocks)}I", *sums.blocks)
-    return MAGIC + struct.pack("<I", crc32(proven)) + proven
+    return (MAGIC if sums.digest else FORMER_MAGIC) + struct.pack("<I", crc32(proven)) + proven
+
+
+def sums_bytes(content: Buffer) -> int:
+    """The length of the object that begins `content`. Raises Truncated, InvalidFormat: none does."""
+    if len(content) < _HEAD.size:
+        raise Truncated(f"checksums of an archived segment have {len(content)} bytes: expected at least {_HEAD.size}")
+    magic, _, size_bytes, _, block_bytes = _HEAD.unpack_from(content)
+    if magic not in _DIGEST_BYTES:
+        raise InvalidFormat(f"checksums of an archived segment begin with {magic!r}: expected {MAGIC!r}")
+    if not block_bytes:
+        raise InvalidFormat("checksums of an archived segment are those of blocks without a byte")
+    return int(_HEAD.size + _DIGEST_BYTES[magic] + 4 * -(-size_bytes // block_bytes))
 
 
 def decode_sums(content: bytes) -> BlockSums:
@@ -89,14 +112,14 @@ def decode_sums(content: bytes) -> BlockSums:
     Raises:
         Truncated, InvalidFormat, ChecksumMismatch: it is not such an object, or it is damaged.
     """
-    if len(content) < _HEAD.size:
-        raise Truncated(f"checksums of an archived segment have {len(content)} bytes: expected at least {_HEAD.size}")
+    length = sums_bytes(content)
     magic, own, size_bytes, whole, block_bytes = _HEAD.unpack_from(content)
-    if magic != MAGIC:
-        raise InvalidFormat(f"checksums of an archived segment begin with {magic!r}: expected {MAGIC!r}")
     if own != crc32(content[_PROVEN_FROM:]):
         raise ChecksumMismatch("the checksums of an archived segment do not have their own checksum")
-    count, rest = divmod(len(content) - _HEAD.size, 4)
-    if rest or not block_bytes or count != -(-size_bytes // block_bytes):
-        raise InvalidFormat(f"{count} checksums do not suit {size_bytes} bytes in blocks of {block_bytes}")
-    return BlockSums(size_bytes, whole, struct.unpack_from(f"<{count}I", content, _HEAD.size), block_bytes)
+    if len(content) != length:
+        raise InvalidFormat(
+            f"checksums of an archived segment have {len(content)} bytes: {size_bytes} bytes in blocks of {block_bytes} have {length}"
+        )
+    begin = _HEAD.size + _DIGEST_BYTES[magic]
+    blocks = struct.unpack_from(f"<{(length - begin) // 4}I", content, begin)
+    return BlockSums(size_bytes, whole, blocks, block_bytes, content[_HEAD.size : begin])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import xxhash
+
+from quiver_actors.archive.blocks import BlockSums
 from quiver_actors.archive.manifest import Segment
 from quiver_actors.archive.packs import read_packed, read_sums
 from quiver_actors.base.checksum import crc32
@@ -19,12 +22,32 @@ def read_segment(store: ObjectStore, key: str, segment: Segment) -> bytes:
         ObjectMissing: it is not there. ChecksumMismatch: it is not what was uploaded. ArchiveError: the store cannot be read.
     """
     content = _content(store, key, segment)
-    if (len(content), crc32(content)) != (segment.size_bytes, segment.crc32):
+    if not is_whole(segment, content):
         raise ChecksumMismatch(
-            f"{store.url}: {key} has {len(content)} bytes with CRC-32 {crc32(content):#010x}: the manifest says {segment.size_bytes} "
-            f"and {segment.crc32:#010x}"
+            f"{store.url}: {key} has {len(content)} bytes with CRC-32 {crc32(content):#010x}, and is not what the manifest says: "
+            f"{segment.size_bytes} bytes with CRC-32 {segment.crc32:#010x}, digest {segment.digest or 'not recorded'}"
         )
     return content
+
+
+def is_whole(segment: Segment, content: bytes) -> bool:
+    """Whether a content is that of a segment, as far as its row says."""
+    return is_of(
+        content_of(segment), BlockSums(len(content), crc32(content), (), digest=xxhash.xxh3_128_digest(content))
+    )
+
+
+def content_of(segment: Segment) -> tuple[int, int, str]:
+    """The size, the CRC-32 and the digest that the row of a segment has."""
+    return segment.size_bytes, segment.crc32, segment.digest
+
+
+def is_of(content: tuple[int, int, str], sums: BlockSums) -> bool:
+    """Whether checksums are those of a content, which is as of `content_of`: former programs recorded no digest."""
+    size_bytes, crc, digest = content
+    if (sums.size_bytes, sums.crc32) != (size_bytes, crc):
+        return False
+    return not digest or not sums.digest or digest == sums.digest.hex()
 
 
 def _content(store: ObjectStore, key: str, segment: Segment) -> bytes:
@@ -41,7 +64,7 @@ def check_segment(store: ObjectStore, key: str, segment: Segment) -> str:
     try:
         content = read_segment(store, key, segment)
         sums = read_sums(store, key, segment.pack)
-        if (sums.size_bytes, sums.crc32) != (segment.size_bytes, segment.crc32):
+        if not is_of(content_of(segment), sums):
             return "the checksums of its blocks are those of another content"
         sums.check(0, content)
     except (ObjectMissing, FormatError) as error:

@@ -20,11 +20,15 @@ class UnhurriedClock:
     """Tells the time by which the archive's segments age: a clock that is set ahead while this lives makes nothing older.
 
     Guarantee: `unix_ns` is never later than the clock says, and goes on no faster than the monotonic clock.
+
+    Args:
+        other_unix_ns: the present time by another clock, which is believed if it is earlier; 0: there is none.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, other_unix_ns: int = 0) -> None:
         self._clock = clock
-        self._ahead_ns = clock.unix_ns() - clock.monotonic_ns()
+        now_unix_ns = clock.unix_ns()
+        self._ahead_ns = min(now_unix_ns, other_unix_ns or now_unix_ns) - clock.monotonic_ns()
 
     def unix_ns(self) -> int:
         """UNIX nanoseconds."""
@@ -59,13 +63,14 @@ def expire_stream(store: Metadata, writer: ManifestWriter, stream: StreamRef, be
     """Take the segments of a stream that are over age out of the manifest. Returns how many.
 
     Args:
+        stream: as it was found; what the writer's head says of it by now counts.
         before_unix_ns: as in `over_age`.
 
     Raises:
         ArchiveError: the manifest was not changed, or not for all parts.
     """
-    count = 0
-    for ref, part, going in over_age(store, stream, before_unix_ns):
+    count, present = 0, writer.head.stream(stream.key)
+    for ref, part, going in () if present is None else over_age(store, present, before_unix_ns):
         count += len(going)
         left = part.segments[len(going) :]
         through = going[-1].segment_seq

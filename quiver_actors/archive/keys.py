@@ -26,6 +26,8 @@ GENERATION_MAX = 1000
 
 _SEGMENT = re.compile(r"^(.+)/([^/]+)/([^/]+)/core_(\d+)/(\d{20})\.(\d+)\.qseg$")
 
+_PACK = re.compile(r"/core_\d+/(\d{20})-(\d{20})\.[0-9a-f]{8}\.qpack$")
+
 
 class StreamKey(NamedTuple):
     """The segments of one topic on one core, numbered without a repetition: the unit of order in an archive."""
@@ -67,6 +69,17 @@ def pack_key(node: str, stream: StreamKey, first_segment_seq: int, last_segment_
         crc: CRC-32 of its content, so that a key belongs to one content.
     """
     return f"{stream_prefix(node, stream)}/{first_segment_seq:020d}-{last_segment_seq:020d}.{crc:08x}.qpack"
+
+
+def parse_pack_key(key: str) -> tuple[int, int] | None:
+    """The first and the last segment number of the pack of a key that `pack_key` has made; None for any other key."""
+    found = _PACK.search(key)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def crc_of_pack(key: str) -> int:
+    """The CRC-32 of its content that the key of a pack has."""
+    return int(key.rsplit(".", 2)[-2], 16)
 
 
 def parse_segment_key(key: str) -> SegmentKey | None:

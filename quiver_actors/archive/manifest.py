@@ -50,7 +50,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     row_count: int
     size_bytes: int
     crc32: int
-    """CRC-32 of the whole object."""
+    """CRC-32 of the whole object: of any whole segment the same, as it ends with the CRC-32 of what is in front of that."""
     etag: str
     created_unix_ns: int
     """When it was uploaded."""
@@ -71,6 +71,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Slot and rows of each of these schemas."""
     statistics: bytes | None = None
     """Statistics of the columns of these schemas, as `store.segment.statistics` encodes them; None: not recorded."""
+    digest: str = ""
+    """XXH3-128 of the whole object, in hexadecimal digits; empty: not recorded."""
     pack: Packed | None = None
     """Where it lies in a pack; None: it has an object of its own. Since version 2."""
 

@@ -35,6 +35,7 @@ from quiver_actors.archive.manifest import (
 )
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat
+from quiver_actors.store.objects.creation import create_once
 from quiver_actors.store.objects.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
 from quiver_actors.store.objects.object_store import Metadata, ObjectChanged, ObjectExists, ObjectStore, Version
 
@@ -91,11 +92,13 @@ def read_part(store: Metadata, ref: PartRef) -> Part:
     found = store.get(ref.key)
     if found is None:
         raise InvalidFormat(
-            f"part {ref.key} of the archive's manifest is gone: read the head again; if it stays so, the part is lost"
+            f"part {ref.key} of the archive's manifest is gone: read the head again; if it stays so, bring the object back, or build it "
+            "again with `quiver archive repair`"
         )
     if crc32(found.content) != ref.crc32:
         raise ChecksumMismatch(
-            f"part {ref.key} of the archive's manifest does not have the checksum that the head says"
+            f"part {ref.key} of the archive's manifest does not have the checksum that the head says: bring the object back, or build it "
+            "again with `quiver archive repair`"
         )
     return decode_part(found.content)
 
@@ -150,9 +153,7 @@ class ManifestWriter:
         found = store.get(head_key(node))
         if found is None:
             if expected is not None:
-                raise ArchiveFenced(
-                    f"{store.url}: the head of node {node}'s archive is gone: was the archive deleted or the URL changed?"
-                )
+                raise _gone(store, node)
             head = Head(node=node, owner=owner, commit=1, commit_id=_random_id())
             return cls(store, head, _create(store, head))
         writer = cls(store, decode_head(found.content), found.version)
@@ -168,11 +169,15 @@ class ManifestWriter:
         self._move(msgspec.structs.replace(self.head, owner=owner))
 
     def check_owner(self) -> None:
-        """Look whether this writer still is the owner. Raises ArchiveFenced, ArchiveError."""
+        """Look whether this is the owner still, and take up what a command has changed meanwhile. Raises ArchiveFenced, ArchiveError."""
         found = self._store.get(head_key(self.head.node))
-        owner = None if found is None else decode_head(found.content).owner
-        if owner != self.head.owner:
-            raise _fenced(self._store, self.head.node, owner)
+        if found is None:
+            raise _gone(self._store, self.head.node)
+        there = decode_head(found.content)
+        if there.owner != self.head.owner:
+            raise _fenced(self._store, self.head.node, there.owner)
+        if there.commit > self.head.commit:
+            self.head, self._version = there, found.version
 
     def commit(self, additions: Mapping[StreamKey, Addition], state: StateUpload | None = None) -> None:
         """Record what was archived and what never will be, and the state of the node if there is a new one, all of it in one step.
@@ -203,8 +208,11 @@ class ManifestWriter:
             garbage: the keys of their objects; `collect_garbage` deletes them.
         """
         found = self.head.stream(stream)
-        if found is None:
-            return
+        if found is None or not set(old) <= set(found.parts):
+            # Beside the part that holds the same segments by now, the new one would name some of them twice.
+            raise ArchiveUnavailable(
+                f"{self._store.url}: the manifest of topic {stream.topic}, core {stream.core}, was changed since it was read: try again"
+            )
         kept = [ref for ref in found.parts if ref not in old]
         if new is not None:
             kept.append(self._put_part(new))
@@ -332,7 +340,7 @@ class ManifestWriter:
         """The version of the head, if it is `new`; else raises what is to be known."""
         found = self._store.get(head_key(new.node))
         if found is None:
-            raise ArchiveFenced(f"{self._store.url}: the head of node {new.node}'s archive was deleted") from error
+            raise _gone(self._store, new.node) from error
         there = decode_head(found.content)
         if there.commit_id == new.commit_id:
             return found.version
@@ -344,21 +352,6 @@ class ManifestWriter:
         raise ArchiveUnavailable(
             f"{self._store.url}: the manifest of node {new.node} was not changed: {error}"
         ) from error
-
-
-def create_once(store: Metadata, key: str, content: bytes) -> Version:
-    """Create an object under a key that belongs to this content alone; one that is there with it counts as written.
-
-    Raises:
-        ObjectExists: the key is taken by another content. ArchiveError: the store did not take it.
-    """
-    try:
-        return store.create(key, content)
-    except (ObjectExists, ArchiveUnavailable):
-        found = store.get(key)
-        if found is None or found.content != content:
-            raise
-        return found.version
 
 
 def _create(store: ObjectStore, head: Head) -> Version:
@@ -385,11 +378,18 @@ def _small_tail(parts: Sequence[PartRef]) -> list[PartRef]:
     return tail[::-1]
 
 
-def _fenced(store: ObjectStore, node: str, owner: Owner | None) -> ArchiveFenced:
-    who = "nobody" if owner is None else f"data directory {owner.directory} (epoch {owner.epoch})"
+def _fenced(store: ObjectStore, node: str, owner: Owner) -> ArchiveFenced:
     return ArchiveFenced(
-        f"{store.url}: the archive of node {node} belongs to {who}, not to this data directory: give this node another name "
-        "(`node` in its configuration), or let it take over with `quiver archive take-over`"
+        f"{store.url}: the archive of node {node} belongs to data directory {owner.directory} (epoch {owner.epoch}), not to this data "
+        "directory: give this node another name (`node` in its configuration), or let it take over with `quiver archive take-over`"
+    )
+
+
+def _gone(store: ObjectStore, node: str) -> ArchiveFenced:
+    return ArchiveFenced(
+        f"{store.url}: the head of node {node}'s archive, {head_key(node)}, is gone: was it deleted, is another bucket or directory "
+        "mounted there, or was archive.url changed? Bring it back. If it is lost, `quiver archive take-over` begins a new archive, "
+        "without what only the former one has"
     )
 
 

@@ -3,6 +3,7 @@
 Guarantees:
 - The manifest names a segment in one place at any time: in its own object, or, from one commit on, in a pack. No bundle, row or id changes.
 - A segment's own object goes `KEPT_NS` after that commit: readers of the former manifest go on, and look at the manifest anew later.
+  The pack was read and found whole before.
 - Killed at any moment, the next archiver chooses the same segments again and writes the same object.
 - One pack is in memory at a time, `PACK_BYTES` and a segment. Requests run on a thread of their own; the archiver's thread only commits.
 
@@ -20,11 +21,12 @@ from typing import NamedTuple
 import msgspec
 
 from quiver_actors.archive.checking import read_segment
-from quiver_actors.archive.keys import StreamKey, crc_key
+from quiver_actors.archive.keys import StreamKey, crc_key, crc_of_pack
 from quiver_actors.archive.manifest import PACKED_VERSION, Part, PartRef, Segment, StreamRef, Unswept, key_of, own_key
 from quiver_actors.archive.manifest_store import PART_ROWS_MAX, ManifestWriter, read_part
 from quiver_actors.archive.packs import Pack, pack
-from quiver_actors.archive.uploads import Throttle, put_whole
+from quiver_actors.archive.uploads import Throttle, has_crc32, put_whole
+from quiver_actors.base.checksum import crc32
 from quiver_actors.base.units import MIB, SECOND_NS
 from quiver_actors.errors import FormatError
 from quiver_actors.store.objects.errors import ArchiveError
@@ -101,12 +103,12 @@ class Merging:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="archive-merge")
         self._making: Future[Pack | None] | None = None
         self._group: Group | None = None
-        self._deleting: Future[None] | None = None
+        self._deleting: Future[bool] | None = None
         self._sweep: Sweep | None = None
         self._passed: set[str] = set()
         """Parts of which there is nothing to merge; they never change."""
         self._unreadable: set[str] = set()
-        """Packs whose segments nobody can name, as a part of the manifest is damaged: their own objects stay."""
+        """Packs that are damaged or missing, or whose segments nobody can name, as a part of the manifest is: their own objects stay."""
         self._seen_ns: dict[str, int] = {}
         """When a pack was first seen whose segments still have their own objects."""
         self._resume_ns = 0
@@ -198,7 +200,8 @@ class Merging:
         if len(whole) < 2:
             return None
         made = pack(self._node, group.stream, whole)
-        put_whole(self._store, made.key, self._throttle.paced(made.pieces()), made.size_bytes)
+        pieces = self._throttle.paced(made.pieces())
+        put_whole(self._store, made.key, pieces, made.size_bytes, has_crc32(crc_of_pack(made.key)))
         return made.without_content()
 
     def _content(self, stream: StreamKey, segment: Segment) -> bytes | None:
@@ -209,10 +212,19 @@ class Merging:
             logger.warning("quiver.archive.not_merged segment=%d error=%s", segment.segment_seq, error)
             return None
 
-    def _delete(self, sweep: Sweep) -> None:
+    def _delete(self, sweep: Sweep) -> bool:
+        """Delete the segments' own objects, unless the pack is not what was written: then they are all that there is. Returns whether."""
+        if not sweep.keys:
+            return True  # all of them have expired
+        found = self._store.get(sweep.pack_key)
+        if found is None or crc32(found.content) != crc_of_pack(sweep.pack_key):
+            problem = "missing" if found is None else "not what was written"
+            logger.warning("quiver.archive.pack_damaged pack=%s problem=%s", sweep.pack_key, problem)
+            return False
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
             for _ in pool.map(self._store.delete, sweep.keys):
                 continue
+        return True
 
     # --- committing ----------------------------------------------------------------------------------------------------------
 
@@ -265,12 +277,14 @@ class Merging:
     def _finish_sweep(self, writer: ManifestWriter) -> None:
         if self._deleting is None or self._sweep is None or not self._deleting.done():
             return
-        error = self._failure(self._deleting)
-        if error is None:
-            writer.note_swept(self._sweep.stream, self._sweep.pack_key)
+        if self._failure(self._deleting) is None:
+            if self._deleting.result():
+                writer.note_swept(self._sweep.stream, self._sweep.pack_key)
+            else:
+                self._unreadable.add(self._sweep.pack_key)
         self._deleting = self._sweep = None
 
-    def _failure(self, done: Future[Pack | None] | Future[None]) -> BaseException | None:
+    def _failure(self, done: Future[Pack | None] | Future[bool]) -> BaseException | None:
         """The error of the store that ended a job; nothing is begun for a while then."""
         error = done.exception()
         if error is None:

@@ -36,6 +36,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     intent: Owner | None = None
     """The owner that this directory was about to write there."""
 
+    def is_of(self, url: str, node: str) -> bool:
+        """Whether this is the place of a node at a URL, which may have a `/` at its end or not."""
+        return (self.url.rstrip("/"), self.node) == (url.rstrip("/"), node)
+
 
 class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the file."""
@@ -47,12 +51,12 @@ class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def place(self, url: str, node: str) -> Place:
         """The place that was kept for a URL and a node, else a new one."""
-        found = (each for each in self.places if (each.url, each.node) == (url, node))
+        found = (each for each in self.places if each.is_of(url, node))
         return next(found, Place(url=url, node=node))
 
     def with_place(self, place: Place) -> OwnRecord:
         """Return the record with this place in it, instead of the one of the same URL and node."""
-        others = tuple(each for each in self.places if (each.url, each.node) != (place.url, place.node))
+        others = tuple(each for each in self.places if not each.is_of(place.url, place.node))
         return msgspec.structs.replace(self, places=(*others, place))
 
 

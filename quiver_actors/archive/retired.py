@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from quiver_actors.archive.state_keeper import engine_directories, read_file
+from quiver_actors.archive.state_reading import engine_directories, read_file
 from quiver_actors.base.protocol.archive_messages import RetiredCore
 from quiver_actors.errors import DiskError, FormatError, StorageUnavailable
 from quiver_actors.store.disk.protocol import Disk

@@ -114,9 +114,7 @@ class ArchiveReads:
 
     def listed(self, request: ListArchived) -> ArchivedList:
         """Return the segments and holes of a stream that are archived by now. Raises QuiverError: the store cannot be read."""
-        if self._contents is not None:
-            self._contents.refresh()
-        contents = self._manifest().contents(_stream_of(request))
+        contents = self._manifest(is_anew=True).contents(_stream_of(request))
         first = request.first_segment_seq
         known = [each for each in numbered_in(contents, first).values() if each.segment_seq >= first]
         page = _page_length(known, with_columns=request.with_columns)
@@ -143,7 +141,7 @@ class ArchiveReads:
         """
         if request.copy:
             # Another one is damaged or missing. It may have left the archive by its age since the manifest was read.
-            self._manifest().refresh()
+            self._manifest(is_anew=True)
         stream = _stream_of(request)
         contents = self._manifest().contents(stream)
         found = self._numbered_in(contents).get(request.segment_seq)
@@ -164,9 +162,20 @@ class ArchiveReads:
             known = self._numbered[contents.key] = contents, numbered_in(contents)
         return known[1]
 
-    def _manifest(self) -> NodeContents:
-        if self._contents is None:
-            self._contents = NodeContents(self._store, self._node)
+    def _manifest(self, *, is_anew: bool = False) -> NodeContents:
+        """The manifest as it was read last, or as it is now.
+
+        Raises:
+            StorageUnavailable: its head is not there: not yet, or it was deleted. Nothing that was archived is lost for that.
+            And as `NodeContents`.
+        """
+        try:
+            if self._contents is None:
+                self._contents = NodeContents(self._store, self._node)
+            elif is_anew:
+                self._contents.refresh()
+        except UsageError as error:
+            raise StorageUnavailable(str(error)) from error
         return self._contents
 
 

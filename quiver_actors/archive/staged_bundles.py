@@ -22,8 +22,8 @@ import msgspec
 
 from quiver_actors.archive.keys import STAGES_NAME, StreamKey, staged_key
 from quiver_actors.archive.node_state import EngineState, NodeState, PreparedStage
-from quiver_actors.archive.uploads import Throttle, put_whole
-from quiver_actors.base.checksum import crc32_of_range
+from quiver_actors.archive.uploads import Throttle, has_crc32, put_whole
+from quiver_actors.base.checksum import crc32, crc32_combine, crc32_of_range
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import Disk, DiskFile
 from quiver_actors.store.files.paths import TRANSACTIONS_NAME, EnginePaths
@@ -198,9 +198,10 @@ class StagedBundles:
             try:
                 if crc32_of_range(file.read, layout.HEADER_BYTES, part.size_bytes) != part.crc32:
                     return False
-                put_whole(
-                    self._store, key, self._throttle.paced(_pieces(file, header_of(record), part)), part.size_bytes
-                )
+                header, entries_bytes = header_of(record), part.size_bytes - layout.HEADER_BYTES
+                pieces = self._throttle.paced(_pieces(file, header, part))
+                crc = crc32_combine(crc32(header), part.crc32, entries_bytes)
+                put_whole(self._store, key, pieces, part.size_bytes, has_crc32(crc))
             finally:
                 file.close()
         except DiskError as error:

@@ -66,6 +66,8 @@ STATE_BYTES_USUAL = 64 << 20
 """A larger state is uploaded too, and logged."""
 NAMES_INTERVAL_NS = SECOND_NS
 """How often stages are looked for that are prepared, and that the uploaded state does not name."""
+THERE_INTERVAL_NS = 3600 * SECOND_NS
+"""How often it is looked whether the store has the state still."""
 _Shape = tuple[frozenset[str], frozenset[StreamKey], bytes]
 
 
@@ -97,6 +99,7 @@ class StateKeeper:
         self._names_due_ns = 0
         self._looked_at: set[tuple[str, int]] = set()
         """Stages, by directory and number, of which is known whether somebody waits for them; of those one upload was begun at once."""
+        self._there_due_ns = 0
 
     @property
     def archived_stages(self) -> dict[StreamKey, tuple[int, ...]]:
@@ -134,6 +137,7 @@ class StateKeeper:
         """
         if any(archive.behind is None for archive in archives.values()):
             return  # a state that names nothing unarchived would take the place of one that does
+        self._check_there(writer)
         directories = [each for topic in archives for each in engine_directories(self._disk, topic)]
         behind = _not_archived(writer, archives)
         shape = frozenset(directories), frozenset(behind), read_file(self._disk, CATALOGUE_NAME) or b""
@@ -152,7 +156,19 @@ class StateKeeper:
             left_over = () if self._is_own else self._staged.left_over(state.node, upload.named)
             writer.record_state(upload._replace(released=(*upload.released, *left_over)))
             self._recorded, self._is_own = state, True
+            self._there_due_ns = now_ns + THERE_INTERVAL_NS
         self._shape, self._due_ns = shape, now_ns + self._interval_ns
+
+    def _check_there(self, writer: ManifestWriter) -> None:
+        """Have the state uploaded again that somebody has deleted, as a rule of the bucket does with what is old. Raises ArchiveError."""
+        now_ns, ref = time.monotonic_ns(), writer.head.state
+        if not self._is_own or ref is None or now_ns < self._there_due_ns:
+            return
+        found = self._store.head(ref.key)
+        if found is None or found.size_bytes != ref.size_bytes:
+            logger.warning("quiver.archive.state_gone key=%s", ref.key)
+            self._is_own, self._shape = False, None
+        self._there_due_ns = now_ns + THERE_INTERVAL_NS
 
     def _has_unnamed(self, directories: Iterable[str], now_ns: int) -> bool:
         """Whether a stage is prepared that the recorded state does not know: a restore could not tell that it is lost. Or whether one is

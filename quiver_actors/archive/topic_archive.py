@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ from quiver_actors.archive.manifest import Hole, Segment
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter, read_part
 from quiver_actors.archive.uploads import Throttle, upload
 from quiver_actors.base.archive_status import ArchivedStream
-from quiver_actors.base.config import ArchiveSettings, TopicSettings
+from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.client.hold import HeldCore, Hold
 from quiver_actors.errors import FormatError, NotStored, StorageUnavailable
@@ -35,8 +35,6 @@ BATCH_SEGMENTS_MAX = 16
 BATCH_BYTES_MAX = 256 << 20
 """Most segments and bytes of one stream that are uploaded before they are recorded in the manifest."""
 KNOWN_RUNS_MAX = 1000
-
-
 Stages = Sequence[tuple[int, int]]
 """The first and the last segment of each of some published stages."""
 
@@ -121,6 +119,19 @@ def without_half_a_stage(described: list[Described], published: Stages) -> list[
     return [each for each in described if each.segment.segment_seq < begins]
 
 
+def is_late(unsealed: Iterable[SegmentInfo], max_delay_ns: int, now_unix_ns: int) -> bool:
+    """Whether one of these segments is to be sealed now for its age. So is one that began later than now: the clock was set back since,
+    and would say only long after that the segment is old. Pure.
+
+    Args:
+        max_delay_ns: 0: none is.
+    """
+    begun = [info.first_ingestion_ts_nanos for info in unsealed]
+    return bool(max_delay_ns) and any(
+        0 < unix_ns <= now_unix_ns - max_delay_ns or unix_ns > now_unix_ns for unix_ns in begun
+    )
+
+
 def hole_of(gap: Gap, noted_unix_ns: int) -> Hole:
     """The hole that a gap notice means."""
     return Hole(
@@ -193,7 +204,8 @@ class TopicArchive:
             is_begun = writer.head.stream(stream) is not None or self._states.covers(stream)
             if is_begun and not self._should_stop():
                 more |= self._step_core(store, writer, stream, held[core], settings)
-        self._seals_next = self._is_late(held, settings.archive)
+        unsealed = [info for each in held.values() for info in each.unsealed]
+        self._seals_next = is_late(unsealed, settings.archive.max_delay_ns, time.time_ns())
         return more
 
     def look_again(self, age_ns: int) -> None:
@@ -217,15 +229,13 @@ class TopicArchive:
         """Let go of the connections; the hold's subscriber stays."""
         self._hold.close()
 
-    def _is_late(self, held: dict[int, HeldCore], settings: ArchiveSettings) -> bool:
-        limit_unix_ns = time.time_ns() - settings.max_delay_ns
-        times = [info.first_ingestion_ts_nanos for each in held.values() for info in each.unsealed]
-        return bool(settings.max_delay_ns) and any(0 < unix_ns <= limit_unix_ns for unix_ns in times)
-
     def _step_core(
         self, store: ObjectStore, writer: ManifestWriter, stream: StreamKey, held: HeldCore, settings: TopicSettings
     ) -> bool:
         known = self._known(store, writer, stream)
+        if 0 <= held.next_segment_seq <= known.archived_through:
+            # What is stored next gets a number under which the archive has something else, and would count as archived.
+            raise _put_back(store, stream, known.archived_through)
         has_new = any(info.segment_seq > known.archived_through for info in held.segments)
         published = self._states.published(stream) if has_new else ()
         step = plan(held, known.archived_through, published)
@@ -295,6 +305,7 @@ class TopicArchive:
         the disk: where the directory is not the one that was archived, equal numbers are other segments."""
         found = self.streams.get(stream.core)
         if found is None or found.incarnation != stream.incarnation:
+            writer.check_owner()  # a command may have repaired it
             return read_stream(store, writer, stream)
         return found
 
@@ -317,10 +328,7 @@ class TopicArchive:
         for info in infos:
             record = records.get(info.segment_seq)
             if record is None or not is_same(record, info):
-                raise ArchiveRefused(
-                    f"{store.url}: segment {info.segment_seq} of topic {stream.topic}, core {stream.core}, is not the one that was "
-                    "archived under this number: was the data directory restored from an older copy? Give this node another name"
-                )
+                raise _put_back(store, stream, info.segment_seq)
 
     def _note(
         self, stream: StreamKey, known: ArchivedStream, segments: list[Segment], gaps: list[Gap], through: int
@@ -340,6 +348,13 @@ class TopicArchive:
             runs=runs[-KNOWN_RUNS_MAX:],
             holes=(*known.holes, *holes)[-KNOWN_RUNS_MAX:],
         )
+
+
+def _put_back(store: ObjectStore, stream: StreamKey, segment_seq: int) -> ArchiveRefused:
+    return ArchiveRefused(
+        f"{store.url}: segment {segment_seq} of topic {stream.topic}, core {stream.core}, is not the one that was archived under this "
+        "number: was the data directory restored from an older copy? Give this node another name"
+    )
 
 
 def is_same(record: Segment, info: SegmentInfo) -> bool:

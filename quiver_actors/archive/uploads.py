@@ -16,13 +16,13 @@ import numpy as np
 from quiver_actors.archive.blocks import BlockSums, encode_sums, sums_of
 from quiver_actors.archive.keys import GENERATION_MAX, StreamKey, crc_key, segment_key
 from quiver_actors.archive.manifest import INDEX_STRIDE, Segment
-from quiver_actors.archive.manifest_store import create_once
 from quiver_actors.base.checksum import crc32
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import FormatError
+from quiver_actors.store.objects.creation import create_once
 from quiver_actors.store.objects.errors import ArchiveRefused, ArchiveUnavailable
-from quiver_actors.store.objects.object_store import PART_BYTES, ObjectExists, ObjectStore
+from quiver_actors.store.objects.object_store import PART_BYTES, ObjectExists, ObjectMissing, ObjectStore
 from quiver_actors.store.segment.layout import CRC
 from quiver_actors.store.segment.outline import read_outline
 from quiver_actors.store.segment.reader import SegmentReader
@@ -36,7 +36,10 @@ class Throttle:
 
     Args:
         bytes_per_second: 0: no limit.
-        wait: waits so many seconds, or less.
+        wait: waits so many seconds, or less. Returns whether nothing is to be sent any more, as the process ends.
+
+    Raises:
+        ArchiveUnavailable: by what yields pieces: nothing is to be sent any more.
     """
 
     def __init__(self, bytes_per_second: int, wait: Callable[[float], object]) -> None:
@@ -64,7 +67,8 @@ class Throttle:
             turn_ns = max(self._free_ns, time.monotonic_ns())
             self._free_ns = turn_ns + size_bytes * SECOND_NS // self._limit
         while (left_ns := turn_ns - time.monotonic_ns()) > 0:
-            self._wait(left_ns / SECOND_NS)
+            if self._wait(left_ns / SECOND_NS):
+                raise ArchiveUnavailable("the archiver ends: what it was sending is sent again by the next one")
 
 
 def upload(
@@ -93,13 +97,14 @@ def upload(
         row_count=reader.row_count,
         size_bytes=sums.size_bytes,
         crc32=sums.crc32,
-        etag=put_whole(store, key, throttle.pieces(view), view.nbytes),
+        etag=put_whole(store, key, throttle.pieces(view), view.nbytes, same_as(view)),
         created_unix_ns=time.time_ns(),
         first_ingestion_unix_ns=info.first_ingestion_ts_nanos,
         last_ingestion_unix_ns=info.last_ingestion_ts_nanos,
         position_start=info.position_start,
         position_end=info.position_end,
         index=sparse_index(view),
+        digest=sums.digest.hex(),
     )
 
 
@@ -117,10 +122,27 @@ def _reserve(store: ObjectStore, node: str, stream: StreamKey, segment_seq: int,
     )
 
 
-def put_whole(store: ObjectStore, key: str, pieces: Iterable[bytes | memoryview], size_bytes: int) -> str:
-    """Send an object whose key belongs to its content unless it is there; returns the etag. Raises ArchiveError."""
+Content = Iterator[bytes | memoryview]
+
+
+def put_whole(
+    store: ObjectStore,
+    key: str,
+    pieces: Iterable[bytes | memoryview],
+    size_bytes: int,
+    is_content: Callable[[Content], bool],
+) -> str:
+    """Send an object whose key belongs to its content unless it is there, as after a kill; returns the etag.
+
+    Args:
+        is_content: whether what is read in pieces is the content. An object of that key and size counts as sent only then: somebody may
+            have put other bytes there, or it may have rotted.
+
+    Raises:
+        ArchiveError: the store did not take it; the same call may be made again.
+    """
     found = store.head(key)
-    if found is None or found.size_bytes != size_bytes:
+    if found is None or found.size_bytes != size_bytes or not _is_there(store, key, size_bytes, is_content):
         etag = store.put(key, pieces, size_bytes)
         found = store.head(key)
         if found is None or found.size_bytes != size_bytes:
@@ -128,6 +150,39 @@ def put_whole(store: ObjectStore, key: str, pieces: Iterable[bytes | memoryview]
             raise ArchiveUnavailable(f"{store.url}: {there} of {key} arrived: {size_bytes} bytes were sent")
         return found.etag or etag
     return found.etag
+
+
+def _is_there(store: ObjectStore, key: str, size_bytes: int, is_content: Callable[[Content], bool]) -> bool:
+    try:
+        return is_content(store.read(key, 0, size_bytes))
+    except ObjectMissing:
+        return False  # deleted meanwhile
+
+
+def same_as(view: memoryview) -> Callable[[Content], bool]:
+    """Return what compares pieces with a content, byte by byte."""
+
+    def is_content(pieces: Content) -> bool:
+        offset = 0
+        for piece in pieces:
+            if view[offset : offset + len(piece)] != piece:
+                return False
+            offset += len(piece)
+        return offset == view.nbytes
+
+    return is_content
+
+
+def has_crc32(wanted: int) -> Callable[[Content], bool]:
+    """Return what compares the CRC-32 of pieces with that of a content."""
+
+    def is_content(pieces: Content) -> bool:
+        crc = 0
+        for piece in pieces:
+            crc = crc32(piece, crc)
+        return crc == wanted
+
+    return is_content
 
 
 def sparse_index(view: memoryview) -> tuple[int, ...]:

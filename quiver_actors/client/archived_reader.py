@@ -50,6 +50,23 @@ class ArchivedSegment(NamedTuple):
     """False: nothing of it is."""
     loss_reason: Callable[[int], str]
     """Why a bundle is lost."""
+    ingestion_span: tuple[int, int] = (0, 0)
+    """The ingestion times of its first and last push, UNIX nanoseconds; both 0: not known."""
+
+    def check(self, reader: RangedReader, *, is_named: bool) -> None:
+        """Raise InvalidFormat if a copy of it has other bundles: those that a copy of the data directory has stored under the same number.
+
+        Args:
+            is_named: the manifest names the copy, by its checksum.
+        """
+        if reader.bundle_count != self.bundle_count:
+            raise InvalidFormat(
+                f"a copy of {self.where} has {reader.bundle_count} bundles: expected {self.bundle_count}"
+            )
+        if not is_named and any(self.ingestion_span) and reader.ingestion_span not in (None, self.ingestion_span):
+            raise InvalidFormat(
+                f"a copy of {self.where} has bundles of other times: it is another segment of this number"
+            )
 
 
 class ArchivedReader(SingleReads):
@@ -174,10 +191,7 @@ class ArchivedReader(SingleReads):
     def _opened(self) -> RangedReader:
         if self._reader is None:
             reader = self._open_copy(self._copy)
-            if reader.bundle_count != self._segment.bundle_count:
-                raise InvalidFormat(
-                    f"a copy of {self._segment.where} has {reader.bundle_count} bundles: expected {self._segment.bundle_count}"
-                )
+            self._segment.check(reader, is_named=self._copy == 0)
             self._reader = reader
         return self._reader
 

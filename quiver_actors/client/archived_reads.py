@@ -234,6 +234,7 @@ class ArchivedReads:
             info.row_count,
             info.size_bytes > 0,
             partial(stream.loss_reason, info.segment_seq),
+            (info.first_ingestion_ts_nanos, info.last_ingestion_ts_nanos),
         )
         return ArchivedReader(
             segment, partial(self._open_copy, stream, part, projection, door or self._door), note_read

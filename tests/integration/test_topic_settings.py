@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,10 +102,10 @@ THEN = {
 SETTINGS = settings_of(Scope.TOPIC)
 
 
-def in_the_file() -> str:
+def in_the_file(archive: Path) -> str:
     """The first values as TOML, for a topic `written`."""
     lines = [f"{key} = {SETTINGS[key].kind.write(read(SETTINGS[key], text))}" for key, text in FIRST.items()]
-    return '[archive]\nurl = "memory://settings"\n[topics.written]\n' + "\n".join(lines) + "\n"
+    return f'[archive]\nurl = "file://{archive}"\n[topics.written]\n' + "\n".join(lines) + "\n"
 
 
 def read(setting: Setting, text: str) -> Any:
@@ -117,8 +118,8 @@ def as_json(values: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[ClientNode]:
-    with client_node(config=in_the_file()) as running:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientNode]:
+    with client_node(config=in_the_file(tmp_path_factory.mktemp("archive"))) as running:
         yield running
 
 

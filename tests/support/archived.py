@@ -77,6 +77,7 @@ class ArchiveWriter:
             last_ingestion_unix_ns=extension.last_ingestion_ts_nanos,
             position_start=extension.wal_position_start,
             position_end=extension.wal_position_end,
+            digest=sums.digest.hex(),
         )
         if self.wanted is None:
             return segment

@@ -30,6 +30,7 @@ HELD = (
 FACADES = {"quiver_actors/aio/client.py Client"}
 """One method for each thing that a user may ask for."""
 RECORDS = {
+    "quiver_actors/archive/manifest.py Segment",
     "quiver_actors/store/status/status_document.py EngineView",
     "quiver_actors/store/status/status_document.py SubscriberView",
     "quiver_actors/spark/options.py SourceOptions",

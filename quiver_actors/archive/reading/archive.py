@@ -356,6 +356,7 @@ class Archive(QueryingArchive):
                 numbered.info.row_count,
                 numbered.segment is not None,
                 numbered.loss_reason,
+                (numbered.info.first_ingestion_ts_nanos, numbered.info.last_ingestion_ts_nanos),
             ),
             partial(self._open_copy, key, numbered, projection, end, is_all_wanted),
             note_read,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
+from quiver_actors.archive.checking import content_of, is_of
 from quiver_actors.archive.keys import StreamKey, parse_segment_key, segment_key, stream_prefix
 from quiver_actors.archive.manifest import Packed, Segment, key_of
 from quiver_actors.archive.manifest_store import read_head, read_part
@@ -27,6 +28,8 @@ class Place(NamedTuple):
     key: str
     packed: Packed | None = None
     """Where in the object, which is a pack then; None: it is the whole object."""
+    content: tuple[int, int, str] | None = None
+    """`checking.content_of` the row of the manifest that names it; None: none does."""
 
 
 class SegmentFiles:
@@ -64,26 +67,21 @@ class SegmentFiles:
             ArchiveError, DiskError: the store cannot be read, or the file cannot be made.
         """
         places = self._places(key, numbered, copy)
-        if copy >= len(places):
+        if not 0 <= copy < len(places):
             raise NotStored(f"segment {numbered.segment_seq} of {stream_prefix(self._node, key)} has no copy {copy}")
         place = places[copy]
-        return self._cache.file(place, lambda tell: self._made(place, numbered, copy, tell))
+        return self._cache.file(place, lambda tell: self._made(place, tell))
 
     def close(self) -> None:
         """Forget all files; readers keep theirs. Idempotent."""
         self._cache.close()
 
-    def _made(self, place: Place, numbered: Numbered, copy: int, tell: Callable[[int], None]) -> CachedFile:
-        expected = numbered.segment
+    def _made(self, place: Place, tell: Callable[[int], None]) -> CachedFile:
         try:
             sums = read_sums(self._store, place.key, place.packed, self._windows.read)
         except ObjectMissing as error:
             raise InvalidFormat(str(error)) from error
-        if (
-            copy == 0
-            and expected is not None
-            and (sums.size_bytes, sums.crc32) != (expected.size_bytes, expected.crc32)
-        ):
+        if place.content is not None and not is_of(place.content, sums):
             raise ChecksumMismatch(f"object {place.key} has the checksums of another content than the manifest names")
         return CachedFile(self._cache_dir, sums, partial(self._read_range, place), f"object {place.key}", tell)
 
@@ -111,10 +109,11 @@ class SegmentFiles:
         keys = (parse_segment_key(info.key) for info in self._store.objects(stream_prefix(self._node, key)))
         found = {each.generation for each in keys if each is not None and each.segment_seq == numbered.segment_seq}
         others = (segment_key(self._node, key, numbered.segment_seq, each) for each in sorted(found, reverse=True))
-        return [*named, *(Place(each) for each in others if Place(each) not in named)]
+        known = {each.key for each in named}
+        return [*named, *(Place(each) for each in others if each not in known)]
 
     def _place(self, key: StreamKey, segment: Segment) -> Place:
-        return Place(key_of(self._node, key, segment), segment.pack)
+        return Place(key_of(self._node, key, segment), segment.pack, content_of(segment))
 
     def _present(self, key: StreamKey, segment_seq: int) -> Segment | None:
         """The row that the manifest has of a segment now."""

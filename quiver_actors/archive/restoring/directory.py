@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from quiver_actors.archive.checking import read_segment
+from quiver_actors.archive.checking import is_whole, read_segment
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Owner, Segment, key_of
 from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload
@@ -29,7 +29,6 @@ from quiver_actors.archive.restoring.plan import EnginePlan, Loss, Plan, read_pl
 from quiver_actors.archive.restoring.small_files import renumbered, with_keys, with_notices, without_stages
 from quiver_actors.archive.restoring.stages import NOT_ARCHIVED, LostStage, decide_lost, write_stages
 from quiver_actors.archive.state_reading import read_file
-from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError, StorageFull, UsageError
 from quiver_actors.store.disk.protocol import Disk, write_atomically
 from quiver_actors.store.files.data_version import UNFINISHED_RESTORE, VERSION_FILE, encode_data_version
@@ -165,7 +164,7 @@ def _size_of(disk: Disk, engine: EnginePlan, segment: Segment) -> int:
 
 def _own(disk: Disk, store: ObjectStore, node: str, record: OwnRecord, present: Owner) -> ManifestWriter:
     """Make the directory the owner of the archive; it is that already where an earlier restore was cut off behind this."""
-    if any((each.url, each.node) != (store.url, node) for each in record.places):
+    if not all(each.is_of(store.url, node) for each in record.places):
         known = record.places[0]
         raise UsageError(
             f"the data directory is being restored from {known.url}, node {known.node}: name these, or another directory"
@@ -269,7 +268,7 @@ def _is_there(disk: Disk, paths: EnginePaths, segment: Segment) -> bool:
         content = file.read(segment.size_bytes + 1, 0)
     finally:
         file.close()
-    return (len(content), crc32(content)) == (segment.size_bytes, segment.crc32)
+    return is_whole(segment, content)
 
 
 def _fetch(store: ObjectStore, key: str, segment: Segment) -> bytes | str:

@@ -99,6 +99,29 @@ def _archive_has_a_place(settings: NodeSettings) -> Iterator[Conflict]:
             yield f"{place}archive.require", "is true without archive.enabled; expected both, or neither"
 
 
+def _archive_lasts(settings: NodeSettings) -> Iterator[Conflict]:
+    """Check that what counts as archived, and may be deleted here for that, outlives the archiver's process and this directory."""
+    url = settings.archive.url
+    if url.startswith("memory:"):
+        for place, topic in _topics(settings):
+            if topic.archive.lets_go or topic.is_archived:
+                which = "archive.keep_local" if topic.archive.lets_go else "durability"
+                yield (
+                    f"{place}{which}",
+                    f"trusts {url!r}, which ends with the archiver's process; expected a store that lasts",
+                )
+    if not url.startswith("file:") or not settings.data_dir:
+        return
+    from urllib.parse import unquote, urlsplit  # only here: commands that ask for nothing of it start sooner
+
+    path, data_dir = unquote(urlsplit(url).path), os.path.abspath(settings.data_dir)
+    if f"{os.path.normpath(path)}/".startswith(f"{data_dir}/"):
+        yield (
+            "archive.url",
+            f"{url!r} is in data_dir, and is lost with it; expected a place outside of {settings.data_dir!r}",
+        )
+
+
 def _archived_pushes_can_wait(settings: NodeSettings) -> Iterator[Conflict]:
     """Check that what a push waits for happens: the topic is archived, and the bundle is synced before."""
     for place, topic in _topics(settings):
@@ -139,5 +162,6 @@ CHECKS: tuple[Check, ...] = (
     _cap_holds_the_logs,
     _shares_hold_the_logs,
     _archive_has_a_place,
+    _archive_lasts,
     _archived_pushes_can_wait,
 )

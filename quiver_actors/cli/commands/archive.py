@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from quiver_actors.errors import ConfigError, UsageError
 from quiver_actors.supervisor.exitcodes import ExitCode
 
 if TYPE_CHECKING:
-    from quiver_actors.archive.manifest import Head, Segment, StreamRef
+    from quiver_actors.archive.manifest import Head, StreamRef
+    from quiver_actors.archive.repairing import DamagedPart
     from quiver_actors.base.config import NodeSettings
     from quiver_actors.store.objects.object_store import ObjectStore
 
@@ -46,9 +48,11 @@ def add_parser(subparsers: Subparsers) -> None:
     listing = _add(commands, "ls", "what is archived, by topic and core; with --topic each segment and hole", _ls)
     listing.add_argument("--topic", help="only this one, segment by segment")
     _add(commands, "status", "who owns the archive, and how much is in it", _status)
-    verify = _add(commands, "verify", "read every archived segment, and compare it with its checksums", _verify)
+    verify = _add(
+        commands, "verify", "read every archived segment and the state, and compare them with their checksums", _verify
+    )
     verify.add_argument("--topic", help="only this one")
-    get = _add(commands, "get", "copy archived segments into a directory, each proven", _get)
+    get = _add(commands, "get", "copy archived segments into a directory, each proven; damaged ones are named", _get)
     get.add_argument(
         "directory", help="where the files are put, below TOPIC/INCARNATION/core_N; must not hold them yet"
     )
@@ -65,6 +69,14 @@ def add_parser(subparsers: Subparsers) -> None:
         help="segments whose newest bundle is older go, such as 30d",
     )
     add_consent(expire)
+    repair = _add(
+        commands,
+        "repair",
+        "build damaged or deleted parts of the manifest again from the segments that are there",
+        _repair,
+    )
+    repair.add_argument("--topic", help="only this one")
+    add_consent(repair)
     take_over = _add(
         commands, "take-over", "let this data directory continue an archive that another one owns", _take_over
     )
@@ -117,13 +129,6 @@ def _streams(head: Head, topic: str | None) -> list[StreamRef]:
         known = ", ".join(sorted({each.topic for each in head.streams})) or "none"
         raise UsageError(f"topic {topic!r} is not in the archive of node {head.node!r}; topics there: {known}")
     return found
-
-
-def _segments(store: ObjectStore, stream: StreamRef) -> Iterator[Segment]:
-    from quiver_actors.archive.manifest_store import read_parts
-
-    for part in read_parts(store, stream):
-        yield from part.segments
 
 
 # --- commands ------------------------------------------------------------------------------------------------------------
@@ -206,47 +211,55 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from quiver_actors.archive.checking import check_segment
-    from quiver_actors.archive.manifest import key_of
+    from quiver_actors.archive.verifying import verify
 
     store, node = _open(arguments)
-    count, problems = 0, []
-    for stream in _streams(_head(store, node), arguments.topic):
-        for segment in _segments(store, stream):
-            count += 1
-            if problem := check_segment(store, key_of(node, stream.key, segment), segment):
-                problems.append({"key": key_of(node, stream.key, segment), "problem": problem})
+    streams = [each.key for each in _streams(_head(store, node), arguments.topic)]
+    count, problems = verify(store, node, streams)
     if arguments.json:
-        print_json({"node": node, "checked": count, "problems": problems})
+        print_json({"node": node, "checked": count, "problems": [each._asdict() for each in problems]})
     else:
         print(f"{count:,} segments read: {len(problems):,} are damaged or missing")
         for each in problems:
-            print(f"{each['key']}: {each['problem']}", file=sys.stderr)
+            print(f"{each.key}: {each.problem}", file=sys.stderr)
     return ExitCode.UNEXPECTED if problems else ExitCode.CLEAN
 
 
 def _get(arguments: argparse.Namespace) -> int:
-    from quiver_actors.archive.checking import read_segment
-    from quiver_actors.archive.manifest import key_of
+    from quiver_actors.archive.verifying import proven_segments
 
     store, node = _open(arguments)
     count = size_bytes = 0
+    problems: list[str] = []
     for stream in _streams(_head(store, node), arguments.topic):
         directory = Path(arguments.directory, stream.topic, stream.incarnation, f"core_{stream.core}")
         directory.mkdir(parents=True, exist_ok=True)
-        for segment in _segments(store, stream):
-            content = read_segment(store, key_of(node, stream.key, segment), segment)
-            try:
-                with open(directory / f"{segment.segment_seq:020d}.qseg", "xb") as file:
-                    file.write(content)
-            except FileExistsError as error:
-                raise UsageError(f"{error.filename} is there already: name another directory") from error
-            count, size_bytes = count + 1, size_bytes + len(content)
+        for segment_seq, found in proven_segments(store, node, stream.key):
+            if isinstance(found, str):
+                problems.append(found)
+                continue
+            _write_new(directory, f"{segment_seq:020d}.qseg", found)
+            count, size_bytes = count + 1, size_bytes + len(found)
     if arguments.json:
-        print_json({"node": node, "segments": count, "bytes": size_bytes})
+        print_json({"node": node, "segments": count, "bytes": size_bytes, "problems": problems})
     else:
         print(f"{count:,} segments, {format_size(size_bytes)}, in {arguments.directory}")
-    return ExitCode.CLEAN
+        for problem in problems:
+            print(f"not taken out: {problem}", file=sys.stderr)
+    return ExitCode.UNEXPECTED if problems else ExitCode.CLEAN
+
+
+def _write_new(directory: Path, name: str, content: bytes) -> None:
+    """Write a file that has its name when it is whole. Raises UsageError: there is one of that name; DiskError."""
+    from contextlib import closing
+
+    from quiver_actors.store.disk.posix import PosixDisk
+    from quiver_actors.store.disk.protocol import write_atomically
+
+    with closing(PosixDisk(str(directory))) as disk:
+        if disk.exists(name):
+            raise UsageError(f"{directory / name} is there already: name another directory")
+        write_atomically(disk, name, content)
 
 
 def _take_over(arguments: argparse.Namespace) -> int:
@@ -275,8 +288,8 @@ def _take_over(arguments: argparse.Namespace) -> int:
 
 def _expire(arguments: argparse.Namespace) -> int:
     """Change the manifest as the archive's owner does: whoever of the two comes second sees that it has changed, and begins again."""
-    from quiver_actors.archive.expiry import expire_stream, over_age
-    from quiver_actors.archive.manifest_store import ManifestWriter
+    from quiver_actors.archive.expiry import over_age
+    from quiver_actors.store.objects.patience import patiently
 
     store, node = _open(arguments)
     head = _head(store, node)
@@ -288,7 +301,7 @@ def _expire(arguments: argparse.Namespace) -> int:
         place = {"topic": stream.topic, "core": stream.core, "incarnation": stream.incarnation}
         rows.append({**place, "segments": len(found), "bytes": size_bytes})
         if found and not arguments.dry_run:
-            expire_stream(store, ManifestWriter.own(store, node, head.owner, head.owner), stream, before_unix_ns)
+            patiently(partial(_expire_stream, store, node, stream, before_unix_ns))
     if arguments.json:
         print_json({"node": node, "dry_run": arguments.dry_run, "streams": rows})
         return ExitCode.CLEAN
@@ -298,3 +311,44 @@ def _expire(arguments: argparse.Namespace) -> int:
     for row in rows:
         print(f"{row['topic']}  core {row['core']}  {row['segments']:,} segments, {format_size(row['bytes'])}, {what}")
     return ExitCode.CLEAN
+
+
+def _expire_stream(store: ObjectStore, node: str, stream: StreamRef, before_unix_ns: int) -> None:
+    """Take what is over age out of the manifest as it is now: the archiver may have changed it since it was listed."""
+    from quiver_actors.archive.expiry import expire_stream
+    from quiver_actors.archive.manifest_store import ManifestWriter
+
+    owner = _head(store, node).owner
+    expire_stream(store, ManifestWriter.own(store, node, owner, owner), stream, before_unix_ns)
+
+
+def _repair(arguments: argparse.Namespace) -> int:
+    """Change the manifest as `_expire` does."""
+    from quiver_actors.archive.manifest_store import ManifestWriter
+    from quiver_actors.archive.repairing import damaged_parts, repair
+    from quiver_actors.store.objects.patience import patiently
+
+    store, node = _open(arguments)
+    rows: list[dict[str, Any]] = []
+    for stream in _streams(_head(store, node), arguments.topic):
+        for damaged in damaged_parts(store, node, stream):
+            place = {"topic": stream.topic, "core": stream.core, "incarnation": stream.incarnation}
+            counts = {"segments": len(damaged.part.segments), "lost": damaged.lost_count}
+            rows.append({**place, "part": damaged.ref.key, **counts})
+            if not arguments.dry_run:
+
+                def put(damaged: DamagedPart = damaged) -> None:
+                    owner = _head(store, node).owner
+                    repair(ManifestWriter.own(store, node, owner, owner), damaged)
+
+                patiently(put)
+    if arguments.json:
+        print_json({"node": node, "dry_run": arguments.dry_run, "parts": rows})
+    else:
+        what = "would be built again" if arguments.dry_run else "was built again"
+        for row in rows:
+            print(
+                f"{row['topic']}  core {row['core']}  {row['part']} {what}: {row['segments']:,} segments; {row['lost']:,} are lost"
+            )
+        print(f"{len(rows):,} damaged parts")
+    return ExitCode.UNEXPECTED if any(row["lost"] for row in rows) else ExitCode.CLEAN

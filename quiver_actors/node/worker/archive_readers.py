@@ -2,13 +2,17 @@
 
 What is archived of a topic and leaves the disk goes on being delivered to a subscriber all of whose consumers read the archive. The engine
 is told with each consumer that comes or goes. While there is none, what the last ones could holds: it is durable with the progress.
+
+The archiver itself is a subscriber, too, which only it uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quiver_actors.errors import UsageError
+from quiver_actors.base.model import ARCHIVE_SUBSCRIBER
+from quiver_actors.base.protocol.messages import ClaimRef, Credit, Message, Pending, Register, Seek
+from quiver_actors.errors import NotAllowed, UsageError
 from quiver_actors.node.worker.attachments import Attachments
 from quiver_actors.store.engine import Engine
 
@@ -31,4 +35,21 @@ def refuse_others(engine: Engine, subscriber: str, segment_seq: int | None = Non
         raise UsageError(
             f"subscriber {subscriber!r} of topic {engine.topic!r} still gets bundles from the archive: only consumers of "
             "quiver_actors.connect and quiver_actors.aio.connect can, in this version or a newer one"
+        )
+
+
+def protect_archiver(message: Message, *, is_guest: bool) -> None:
+    """Refuse whoever takes bundles as the archiver's subscriber, or moves it: what that resolves would count as archived.
+
+    Raises:
+        NotAllowed: a guest may only look at it. UsageError: it takes no bundles, and nobody moves it.
+    """
+    if getattr(message, "subscriber", "") != ARCHIVE_SUBSCRIBER:
+        return
+    if is_guest and not isinstance(message, Pending):
+        raise NotAllowed(f"subscriber {ARCHIVE_SUBSCRIBER!r} is the archiver's: nobody else may use it")
+    takes_bundles = isinstance(message, Credit | ClaimRef) or (isinstance(message, Register) and message.reads_archive)
+    if takes_bundles or isinstance(message, Seek):
+        raise UsageError(
+            f"subscriber {ARCHIVE_SUBSCRIBER!r} is the archiver's: what it has resolved counts as archived. Choose another name"
         )

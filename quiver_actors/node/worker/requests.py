@@ -59,6 +59,7 @@ from quiver_actors.errors import (
     TopicRecreated,
 )
 from quiver_actors.node.worker.access import Guest
+from quiver_actors.node.worker.archive_readers import protect_archiver
 from quiver_actors.node.worker.dead_letters import dead_letter_topic
 from quiver_actors.node.worker.deliveries import Deliveries
 from quiver_actors.node.worker.host import EngineHost
@@ -98,6 +99,8 @@ _OF_DELIVERIES: Mapping[type[Message], Callable[[Deliveries, Session, Any], None
     FlushProgress: Deliveries.flush_progress,
 }
 """Messages that the deliveries of their topic answer."""
+_OF_SUBSCRIBERS = frozenset((Register, *_OF_DELIVERIES)) - {Resolve, Extend, Taken}
+"""Messages by which a subscriber could be used in the archiver's place."""
 
 
 class ArenaJob:
@@ -188,6 +191,8 @@ class Requests:
         try:
             if session.guest is not None:
                 self._check_rights(session, session.guest, message)
+            if type(message) in _OF_SUBSCRIBERS:
+                protect_archiver(message, is_guest=session.guest is not None)
             work = self._handlers[type(message)](session, message, now_ns)
         except ProtocolError as error:
             raise EndSession(error, _tag_of(message)) from error

@@ -30,7 +30,8 @@ class ColdSegments:
 
     Attributes:
         settings: the topic's.
-        faults: whether the cold disk can be used now.
+        faults: whether the cold disk can be read now.
+        write_faults: whether it can be written: a full one, or one that is read-only, is read all the same.
         files: their files, opened for readers.
         moved_count: how many segments were moved to the cold disk since the engine was opened.
     """
@@ -48,6 +49,7 @@ class ColdSegments:
         found = recovered.cold or ColdList(b"", "")
         self.settings = settings
         self.faults = Faults(clock)
+        self.write_faults = Faults(clock)
         self.moved_count = 0
         # No circle: a topic that goes is freed at once, not by the collector.
         self.files = ColdFiles(weakref.proxy(self), paths, clock)
@@ -217,14 +219,22 @@ class ColdSegments:
 
     # --- faults --------------------------------------------------------------------------------------------------------------
 
-    def note_fault(self, fault: str) -> list[Event]:
-        """Note that the cold disk could not be used."""
-        is_new = not self.faults.fault
-        self.faults.note_fault(fault)
-        return [ColdDiskFaulted(fault)] if is_new else []
+    @property
+    def fault(self) -> str:
+        """Why the cold disk cannot be read or written now; empty if it can be both."""
+        return self.faults.fault or self.write_faults.fault
 
-    def note_sight(self) -> list[Event]:
-        """Note that the cold disk could be used."""
-        had_fault = bool(self.faults.fault)
+    def note_fault(self, fault: str, *, is_writing: bool) -> list[Event]:
+        """Note that the cold disk could not be read, or not be written."""
+        # Who waits for a file is told of a fault in reading, whatever is known of writing.
+        is_known = self.fault if is_writing else self.faults.fault
+        (self.write_faults if is_writing else self.faults).note_fault(fault)
+        return [] if is_known else [ColdDiskFaulted(fault)]
+
+    def note_sight(self, *, is_writing: bool) -> list[Event]:
+        """Note that the cold disk could be read, and with `is_writing` that it could be written, too."""
+        had_fault = bool(self.fault)
         self.faults.note_sight()
-        return [ColdDiskFaulted("")] if had_fault else []
+        if is_writing:
+            self.write_faults.note_sight()
+        return [ColdDiskFaulted("")] if had_fault and not self.fault else []

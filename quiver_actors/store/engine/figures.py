@@ -56,5 +56,5 @@ def figures_of(parts: Parts, disk_bytes: int) -> EngineFigures:
         limit_bytes=met.limit_bytes,
         limit_measured_bytes=met.measured_bytes,
         cold_bytes=sealed_segments.segments.cold_bytes,
-        cold_work=2 * parts.cold.moved_count + bool(parts.cold.faults.fault),
+        cold_work=2 * parts.cold.moved_count + bool(parts.cold.fault),
     )

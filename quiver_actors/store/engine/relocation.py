@@ -74,13 +74,9 @@ class Relocation:
         if self._job is not None or self._condition.is_over or self.cold.faults.is_waiting:
             return None
         self.cold.files.drop_stale()
-        makers: tuple[Callable[[], ColdJob | None], ...] = (
-            self.cold.files.open_job,
-            self._check_job,
-            self.cold.delete_job,
-            self._copy_job,
-        )
-        for make in makers:
+        readers: tuple[Callable[[], ColdJob | None], ...] = (self.cold.files.open_job, self._check_job)
+        writers: tuple[Callable[[], ColdJob | None], ...] = (self.cold.delete_job, self._copy_job)
+        for make in readers if self.cold.write_faults.is_waiting else (*readers, *writers):
             self._job = make()
             if self._job is not None:
                 return self._job
@@ -95,16 +91,19 @@ class Relocation:
         # Where the list has to name the directory first, the job that writes it comes back before.
         copies = self._copy is not None or (not self.cold.awaits_list and self._next_to_copy() is not None)
         copies_ns = self._copies_from_ns if copies else None
+        if self.cold.write_faults.is_waiting:
+            copies_ns = self.cold.write_faults.resumes_ns
         wanted = [at for at in (self.cold.files.stale_ns, copies_ns) if at is not None]
         return min(wanted, default=None)
 
     def finish(self, job: ColdJob) -> list[Event]:
         """Take back a job of the cold disk."""
         self._job = None
+        is_writing = isinstance(job, ColdCopyJob | ColdDeleteJob)
         if job.fault:
             self._give_up_copy()
-            return self.cold.note_fault(job.fault)
-        events = self.cold.note_sight()
+            return self.cold.note_fault(job.fault, is_writing=is_writing)
+        events = self.cold.note_sight(is_writing=is_writing)
         if isinstance(job, ColdOpenJob):
             return [*events, *self._finish_open(job)]
         if isinstance(job, ColdCheckJob):

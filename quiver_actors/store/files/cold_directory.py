@@ -18,6 +18,7 @@ from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk, DiskFile, read_whole, write_atomically
 from quiver_actors.store.files.cold_list import COLD_ID_BYTES
+from quiver_actors.store.files.data_version import VERSION_FILE
 from quiver_actors.store.files.paths import EnginePaths, segment_name, segment_seq_of
 from quiver_actors.store.format.fields import Field, FieldTable
 from quiver_actors.store.format.framing import Framing, Place
@@ -83,11 +84,16 @@ class ColdDirectory:
 
         Raises:
             ColdDiskAway: it is not there.
-            DiskError: it cannot be looked at.
+            DiskError: it cannot be looked at, or it is in the data directory of a node.
         """
         with self._disks(self.root) as disk:
             identity = f"{self._directory}/{IDENTITY_NAME}"
             if makes and not disk.exists(identity):
+                if disk.exists(VERSION_FILE):
+                    # That node would find a directory there which nobody can explain to it.
+                    raise DiskError(
+                        "open", self.root, errno.EEXIST, "a node has its data there: name another tier.cold_dir"
+                    )
                 disk.make_directory(self._directory)
                 write_atomically(disk, identity, IDENTITY.pack(cold_id=self.cold_id))
                 disk.sync_directory(self._directory)

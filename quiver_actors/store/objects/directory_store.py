@@ -40,6 +40,8 @@ _WAIT_SECONDS_MIN = 0.001
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
 _TURN = ".turn"
+_NO_KEYS = frozenset([_TEMPORARY, _LOCK, _TURN, "lost+found"])
+"""Names that are no parts of keys: our own, and what a file system has in its root, which only root may read."""
 _FINAL_ERRNOS = frozenset([errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP])
 
 
@@ -232,7 +234,7 @@ class DirectoryStore:
                 yield path
 
     def _names(self, directory: str) -> list[str]:
-        return [name for name in self._disk.list_directory(directory or ".") if name not in (_TEMPORARY, _LOCK, _TURN)]
+        return [name for name in self._disk.list_directory(directory or ".") if name not in _NO_KEYS]
 
     def _is_directory(self, path: str) -> bool:
         try:

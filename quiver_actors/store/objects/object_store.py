@@ -56,6 +56,8 @@ class ObjectInfo(NamedTuple):
     size_bytes: int
     etag: str
     """Empty where the store would have to read the object to tell."""
+    modified_unix_ns: int = 0
+    """When it was written, by the clock of the store; 0: the store has no clock of its own."""
 
 
 class Metadata(Protocol):

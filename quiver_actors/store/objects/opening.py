@@ -26,6 +26,13 @@ def check_url(url: str, name: str = "archive.url") -> None:
             "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, https://host/path or file:///directory"
         )
         raise ConfigError(f"{name} {url!r} has the scheme {parts.scheme!r}: expected {expected}")
+    if parts.query or parts.fragment:
+        # Not shown: some providers have tokens there.
+        raise ConfigError(f"{name} has a ? or a #, behind which nothing would be used: in a path write %3F and %23")
+    if parts.scheme in REMOTE_SCHEMES and parts.netloc.rpartition("@")[2].count(":"):
+        raise ConfigError(
+            f"{name} {url!r} has a port, which would not be used: name the server in the environment (AWS_ENDPOINT_URL and the like)"
+        )
     if parts.username or parts.password:
         raise ConfigError(f"{name} holds credentials: they belong into the environment or the provider's own files")
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import ConfigError
 from quiver_actors.store.objects.errors import ArchiveError, ArchiveRefused, ArchiveUnavailable
 from quiver_actors.store.objects.object_store import (
@@ -219,4 +220,5 @@ def _version(found: Any) -> Version:
 
 
 def _info(found: Any) -> ObjectInfo:
-    return ObjectInfo(found["path"], found["size"], found["e_tag"] or "")
+    modified_unix_ns = int(found["last_modified"].timestamp() * SECOND_NS)
+    return ObjectInfo(found["path"], found["size"], found["e_tag"] or "", modified_unix_ns)

@@ -111,6 +111,12 @@ class RangedReader(SingleReads):
         return self._reader.incarnation
 
     @property
+    def ingestion_span(self) -> tuple[int, int] | None:
+        """The ingestion times of the first and the last push, UNIX nanoseconds; None in a segment that another implementation wrote."""
+        extension = self._reader.footer.extension
+        return None if extension is None else (extension.first_ingestion_ts_nanos, extension.last_ingestion_ts_nanos)
+
+    @property
     def streams(self) -> tuple[StreamInfo, ...]:
         """The stream directory, in file order."""
         return self._reader.streams

@@ -23,6 +23,22 @@ def test_sums_come_back_and_hold_the_whole_files_checksum(size_bytes: int) -> No
     sums.check(0, content)
 
 
+@given(st.binary(max_size=100), st.binary(max_size=100))
+def test_segments_of_one_size_are_told_apart(one: bytes, other: bytes) -> None:
+    """Each ends with its own CRC-32, so that of the whole is the same for all."""
+    one, other = one.ljust(100, b" "), other.ljust(100, b" ")
+    first, second = (sums_of(each + crc32(each).to_bytes(4, "little")) for each in (one, other))
+    assert first.crc32 == second.crc32
+    assert (first == second) is (one == other)
+
+
+def test_checksums_of_former_programs_are_read() -> None:
+    former = sums_of(os.urandom(3 * BLOCK_BYTES))._replace(digest=b"")
+    encoded = encode_sums(former)
+    assert encoded[:4] == b"QAC1"
+    assert decode_sums(encoded) == former
+
+
 @given(st.integers(0, 3 * BLOCK_BYTES), st.integers(0, 3 * BLOCK_BYTES), st.integers(0, 7))
 def test_any_flipped_bit_of_any_aligned_range_is_found(start: int, at: int, bit: int) -> None:
     content = bytes(range(256)) * (3 * BLOCK_BYTES // 256) + b"end"

@@ -11,12 +11,21 @@ from quiver_actors.archive.expiry import UnhurriedClock, expire_stream
 from quiver_actors.archive.keys import crc_key
 from quiver_actors.archive.manifest import key_of
 from quiver_actors.archive.manifest_store import Addition, ManifestWriter
+from quiver_actors.archive.merging import Merging
+from quiver_actors.archive.upkeep import Upkeep
+from quiver_actors.archive.uploads import Throttle
+from quiver_actors.base.config import ArchiveSettings, TopicSettings
 from quiver_actors.cli.main import main
 from quiver_actors.store.objects.errors import ArchiveUnavailable
-from quiver_actors.store.objects.object_store import ObjectStore
+from quiver_actors.store.objects.object_store import ObjectInfo, ObjectStore
 from quiver_actors.store.objects.opening import open_store
 from tests.support.engine_driver import ManualClock
+from tests.support.faulty_objects import FaultyStore
 from tests.unit.archive.test_manifest_store import STREAM, a_hole, a_segment, own, rows
+
+EXPIRE_NS = 10**18
+NOW_NS = EXPIRE_NS + 35
+"""Half of the segments of `filled` are over age then."""
 
 
 def filled(store: ObjectStore) -> ManifestWriter:
@@ -56,6 +65,43 @@ def test_what_is_archived_after_that_goes_behind_it(store: ObjectStore) -> None:
     writer.commit({STREAM: Addition([a_segment(6)], [], 6)})
     assert rows(store)[0] == [3, 4, 5, 6]
     assert expire_stream(store, writer, writer.head.streams[0], 35) == 0
+
+
+def test_what_the_archiver_has_changed_since_the_manifest_was_read_is_neither_named_twice_nor_lost(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quiver_actors.archive.manifest_store.SMALL_PARTS_MAX", 3)
+    writer = filled(store)
+    (before,) = writer.head.streams
+    writer.commit({STREAM: Addition([a_segment(6)], [], 6)})  # all of its parts are one by now
+    assert expire_stream(store, writer, before, 20) == 2
+    assert rows(store)[0] == [2, 3, 4, 5, 6]
+    (ref,) = writer.head.streams[0].parts
+    with pytest.raises(ArchiveUnavailable, match="changed since it was read"):
+        writer.expire(STREAM, before.parts[:1], None, 5, [])
+    assert (writer.head.streams[0].parts, rows(store)[0]) == ((ref,), [2, 3, 4, 5, 6])
+
+
+class StoreWithAClock(FaultyStore):
+    """A store that says when its objects were written."""
+
+    def head(self, key: str) -> ObjectInfo | None:
+        found = super().head(key)
+        return None if found is None else found._replace(modified_unix_ns=NOW_NS)
+
+
+@pytest.mark.parametrize(("wrong_by_ns", "left"), [(-EXPIRE_NS, 6), (0, 3), (EXPIRE_NS, 3)])
+def test_a_machine_that_starts_with_a_clock_that_is_ahead_expires_nothing_for_it(
+    store: ObjectStore, wrong_by_ns: int, left: int
+) -> None:
+    clocked, wall = StoreWithAClock(store), ManualClock(NOW_NS)
+    wall.wrong_by_ns = wrong_by_ns
+    writer = filled(store)
+    upkeep = Upkeep(clocked, Merging(store, "node", 0, Throttle(0, print), print), wall)
+    settings = TopicSettings(archive=ArchiveSettings(expire_ns=EXPIRE_NS))
+    upkeep.advance(writer, {STREAM.topic: settings})
+    upkeep.close()
+    assert len(rows(store)[0]) == left
 
 
 def test_a_clock_that_is_set_ahead_expires_nothing_and_one_that_is_set_back_keeps_more() -> None:

@@ -24,12 +24,12 @@ from quiver_actors.archive.manifest_store import (
     SMALL_PARTS_MAX,
     Addition,
     ManifestWriter,
-    create_once,
     read_head,
     read_part,
     read_parts,
 )
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat, UnsupportedVersion
+from quiver_actors.store.objects.creation import create_once
 from quiver_actors.store.objects.errors import ArchiveFenced, ArchiveUnavailable
 from quiver_actors.store.objects.object_store import ObjectExists, ObjectStore
 from quiver_actors.store.objects.opening import open_store

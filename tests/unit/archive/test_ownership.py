@@ -110,9 +110,50 @@ def test_a_damaged_record_is_told(tmp_path: Path) -> None:
     disk.close()
 
 
+def test_a_slash_at_the_end_of_the_url_names_the_same_archive(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for epoch, url in enumerate((f"file://{tmp_path}/objects/", f"file://{tmp_path}/objects"), start=1):
+        opened = open_store(url)
+        assert own(tmp_path / "data", opened).head.owner.epoch == epoch
+        opened.close()
+    disk = PosixDisk(str(tmp_path / "data"))
+    assert len(read_record(disk).places) == 1
+    disk.close()
+
+
+def test_what_a_file_system_has_in_its_root_is_no_node(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir(mode=0)
+    opened = open_store(f"file://{tmp_path}")
+    opened.create("node/a", b"content")
+    assert opened.directories("") == ["node"]
+    assert [info.key for info in opened.objects("")] == ["node/a"]
+    opened.close()
+
+
+def test_a_head_that_is_gone_is_told_as_such(store: ObjectStore, tmp_path: Path) -> None:
+    writer = own(tmp_path, store)
+    store.delete("node/manifest.head")
+    for call in (writer.check_owner, lambda: own(tmp_path, store)):
+        with pytest.raises(ArchiveFenced, match=r"node/manifest\.head, is gone"):
+            call()
+
+
 @pytest.mark.parametrize(
-    "url", ["", "bucket/prefix", "ftp://host/x", "file://relative/path", "file:x", "s3://key:secret@bucket/prefix"]
+    "url",
+    [
+        "",
+        "bucket/prefix",
+        "ftp://host/x",
+        "file://relative/path",
+        "file:x",
+        "s3://key:secret@bucket/prefix",
+        "file:///srv/run#1/archive",
+        "file:///srv/what?/archive",
+        "az://container/prefix?sig=secret",
+        "s3://bucket:9000/prefix",
+    ],
 )
 def test_urls_that_name_no_archive_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"archive\.url"):
+    with pytest.raises(ConfigError, match=r"archive\.url") as refused:
         check_url(url)
+    assert "secret" not in str(refused.value)

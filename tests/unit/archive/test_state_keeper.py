@@ -103,6 +103,22 @@ def test_a_state_is_uploaded_when_it_has_changed_and_the_one_before_goes(store: 
     assert {"quiver.sub.reader", "quiver.sub.another", "quiver.core"} <= engine.files.keys()
 
 
+def test_a_state_that_somebody_has_deleted_is_uploaded_again(
+    store: ObjectStore, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quiver_actors.archive.state_keeper.THERE_INTERVAL_NS", 0)
+    disk, writer = PosixDisk(str(data)), own(store)
+    keeper, behind = StateKeeper(disk, store, HOUR_NS), {stream_of(disk): Behind()}
+    keep(keeper, writer, behind)
+    first = writer.head
+    assert first.state is not None
+    keep(keeper, writer, behind)
+    assert writer.head == first
+    store.delete(first.state.key)
+    keep(keeper, writer, behind)
+    assert [engine.topic for engine in state_in(writer, store).engines] == ["default"]
+
+
 def test_between_two_intervals_only_another_shape_is_uploaded(store: ObjectStore, data: Path) -> None:
     disk, writer = PosixDisk(str(data)), own(store)
     stream = stream_of(disk)

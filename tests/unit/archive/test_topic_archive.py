@@ -11,6 +11,7 @@ from quiver_actors.archive.topic_archive import (
     BATCH_SEGMENTS_MAX,
     add_to_runs,
     hole_of,
+    is_late,
     is_same,
     plan,
     without_half_a_stage,
@@ -142,3 +143,22 @@ def test_before_the_manifest_is_read_what_is_not_acknowledged_counts_as_lag() ->
 def test_what_is_not_sealed_yet_counts_by_its_age_alone() -> None:
     open_log = HeldCore([info(3)], [info(4)], [], (4, 0), [4], 5, "17", False)
     assert lag(open_log, known_through(3)) == (3, 0, 0, 40)
+
+
+@pytest.mark.parametrize(
+    ("begun_unix_ns", "max_delay_ns", "expected"),
+    [
+        (0, 10, False),
+        (89, 10, True),
+        (90, 10, True),
+        (91, 10, False),
+        (100, 10, False),
+        (101, 10, True),
+        (89, 0, False),
+    ],
+)
+def test_an_open_segment_is_late_when_it_is_old_or_the_clock_was_set_back(
+    begun_unix_ns: int, max_delay_ns: int, expected: bool
+) -> None:
+    begun = SegmentInfo(0, 1, 1, 1, begun_unix_ns, begun_unix_ns)
+    assert is_late([begun], max_delay_ns, 100) is expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 import quiver_actors
 from quiver_actors.archive.blocks import decode_sums
+from quiver_actors.archive.checking import check_segment
 from quiver_actors.archive.keys import StreamKey, crc_key, segment_key
+from quiver_actors.archive.manifest import key_of
 from quiver_actors.archive.uploads import Throttle, sparse_index, upload
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.errors import ChecksumMismatch
@@ -112,10 +115,49 @@ def test_another_content_takes_the_next_generation_and_keeps_the_first(
     assert content_at(store, segment_key("node", STREAM, info.segment_seq, 1)) == changed
 
 
+def small_segment(directory: Path, number: int) -> tuple[SegmentInfo, bytes]:
+    """A segment whose size does not depend on what is in it."""
+    with quiver_actors.open(directory) as store:
+        store.push(pa.record_batch({"id": pa.array([number], pa.int64())}))
+        store.flush()
+        (info,) = store.segments()[0]
+        (path,) = directory.rglob("*.qseg")
+        return info, path.read_bytes()
+
+
+def test_another_segment_of_the_same_number_and_size_is_no_copy(store: ObjectStore, tmp_path: Path) -> None:
+    """A copy of the data directory has stored it, and its archiver did not come to record it."""
+    found = [small_segment(tmp_path / str(number), number) for number in (7, 8)]
+    assert len({len(content) for _, content in found}) == 1
+    rows = [upload(store, "node", STREAM, info, memoryview(content), UNLIMITED) for info, content in found]
+    assert [row.generation for row in rows] == [0, 1]
+    for row, (_, content) in zip(rows, found, strict=True):
+        key = key_of("node", STREAM, row)
+        assert content_at(store, key) == content
+        assert check_segment(store, key, row) == ""
+    for name in (lambda key: key, crc_key):
+        key, other = (name(key_of("node", STREAM, row)) for row in rows)
+        content = content_at(store, other)
+        store.put(key, [content], len(content))
+    assert check_segment(store, key_of("node", STREAM, rows[0]), rows[0]) != "", (
+        "nor is it where somebody has put it there"
+    )
+
+
 def test_a_torn_object_is_sent_again(store: ObjectStore, segment: tuple[SegmentInfo, bytes]) -> None:
     info, content = segment
     key = segment_key("node", STREAM, info.segment_seq, 0)
     store.put(key, [content[:100]], 100)
+    upload(store, "node", STREAM, info, memoryview(content), UNLIMITED)
+    assert content_at(store, key) == content
+
+
+def test_other_bytes_of_the_same_size_under_the_key_do_not_count_as_sent(
+    store: ObjectStore, segment: tuple[SegmentInfo, bytes]
+) -> None:
+    info, content = segment
+    key = segment_key("node", STREAM, info.segment_seq, 0)
+    store.put(key, [content[:-9] + b"something"], len(content))
     upload(store, "node", STREAM, info, memoryview(content), UNLIMITED)
     assert content_at(store, key) == content
 
@@ -146,3 +188,15 @@ def test_the_throttle_waits_as_long_as_its_limit_says() -> None:
         next(pieces)
     assert 0 < waited[0] <= 0.25
     assert sum(piece.nbytes for piece in UNLIMITED.pieces(memoryview(bytes(20 << 20)))) == 20 << 20
+
+
+def test_what_waits_for_its_turn_is_not_sent_when_the_archiver_ends() -> None:
+    """It neither waits for minutes nor sends the rest at once."""
+    pieces = Throttle(1, threading.Event().wait).paced([b"", b""])
+    assert list(pieces) == [b"", b""]
+    stopping = threading.Event()
+    stopping.set()
+    slow = Throttle(1, stopping.wait).paced([b"first", b"second"])
+    assert next(slow) == b"first"
+    with pytest.raises(ArchiveUnavailable, match="the archiver ends"):
+        next(slow)

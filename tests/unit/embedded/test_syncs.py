@@ -68,7 +68,7 @@ def test_a_group_that_is_pushed_at_once_is_synced_once_in_the_thread_that_calls(
 
 def test_bundles_in_front_of_a_wrong_one_are_stored(store: Store) -> None:
     with pytest.raises(InvalidBundle) as caught:
-        store.push_many([numbered(1), numbered(2), 7, numbered(3)])  # type: ignore[list-item]  # 7 is what is wrong
+        store.push_many([numbered(1), numbered(2), 7, numbered(3)])
     assert "bundle 2 of this push_many" in str(caught.value.__notes__)
     assert stored(store) == [0, 1, 2]
 

@@ -295,6 +295,16 @@ def test_damage_is_read_from_another_generation(archived: Archived, archive: Arc
         assert [values(each) for each in again.read("default", 0)] == archived.values
 
 
+def test_a_segment_of_a_copy_of_the_data_directory_is_no_copy_of_the_segment(
+    archived: Archived, archive: Archive, tmp_path: Path
+) -> None:
+    others = sealed_segments(tmp_path / "copy", [[bundle(7, index) for index in range(BUNDLES)]])
+    archived.writer.upload(1, others[0], generation=1)
+    archived.path(archived.writer.key(1)).unlink()
+    with pytest.raises(FormatError, match="is missing"):
+        next(archive.read("default", 0, at(1, 0))).slots  # noqa: B018
+
+
 def test_damage_without_another_copy_raises_and_the_rest_is_read(archived: Archived, archive: Archive) -> None:
     archived.path(archived.writer.key(1)).write_bytes(bytes(len(archived.contents[1])))
     for found in archive.read("default", 0):

@@ -158,6 +158,25 @@ def test_contradictions_are_blamed_on_the_line_or_variable_that_gave_the_value(t
     assert [problem.partition(": ")[0] for problem in problems] == ["environment QUIVER_RETENTION__SIZE_CAP"]
 
 
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("[archive]\nurl = 'memory://x'\nenabled = true\n", []),
+        ("[archive]\nurl = 'memory://x'\nenabled = true\nkeep_local = '1h'\n", ["archive.keep_local"]),
+        ("durability = 'archived'\n[archive]\nurl = 'memory://x'\nenabled = true\n", ["durability"]),
+        ("data_dir = '/srv/data'\n[archive]\nurl = 'file:///srv/data/archive'\n", ["archive.url"]),
+        ("data_dir = '/srv/a b'\n[archive]\nurl = 'file:///srv/a%20b'\n", ["archive.url"]),
+        ("data_dir = '/srv/data'\n[archive]\nurl = 'file:///srv/data-archive'\n", []),
+        ("data_dir = '/srv/data'\n[archive]\nurl = 's3://srv/data'\n", []),
+    ],
+)
+def test_what_counts_as_archived_outlives_process_and_directory(tmp_path: Path, text: str, keys: list[str]) -> None:
+    path = tmp_path / "quiver.toml"
+    path.write_text(text)
+    _, problems = examine(str(path), environment={})
+    assert [problem.split("key '")[1].split("'")[0].removeprefix("topics.default.") for problem in problems] == keys
+
+
 def test_a_setting_of_a_topic_is_read_from_text() -> None:
     texts = texts_by_key(["segment.target_size=8MiB", "slots=a=1,b=2", "priority=-3"])
     assert read_topic_values(texts) == {"segment.target_size": 8 * MIB, "slots": {"a": 1, "b": 2}, "priority": -3}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +14,11 @@ import pytest
 from quiver_actors.base.config import RetentionSettings, TierSettings
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import DiskError
-from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.disk.posix import PosixDisk, PosixFile
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
 from quiver_actors.store.engine.events import ColdDiskFaulted, ColdOpened, GapFound
+from quiver_actors.store.files.cold_directory import posix_cold_disk
 from quiver_actors.store.jobs.cold import ColdCopyJob, ColdFlipJob
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.support.engine_driver import EngineDriver, topic_settings
@@ -96,6 +99,19 @@ def test_without_a_cold_directory_nothing_moves(disk: Disk, tmp_path: Path) -> N
     assert not disk.exists("default/core_0/quiver.cold")
 
 
+def test_nothing_moves_into_the_data_directory_of_another_node(disk: Disk, tmp_path: Path) -> None:
+    (tmp_path / "cold" / "quiver.version").write_bytes(b"quiver-data 3\n")
+    driver = driver_of(disk, tmp_path)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 3)
+    move(driver)
+    assert hot_of(tmp_path) == [0, 1, 2]
+    assert any(
+        isinstance(each, ColdDiskFaulted) and "a node has its data there" in each.reason for each in driver.events
+    )
+    assert [path.name for path in (tmp_path / "cold").iterdir()] == ["quiver.version"]
+
+
 def test_a_size_keeps_fewer_segments_hot(disk: Disk, tmp_path: Path) -> None:
     driver = driver_of(disk, tmp_path, keep_hot=4)
     driver.engine.registrations.register("s", "earliest")
@@ -137,6 +153,35 @@ def test_a_start_without_the_cold_disk_loses_nothing_and_all_is_back_once_it_is_
     assert ColdDiskFaulted("") in driver.events
     assert numbers_through_descriptors(driver, [0, 1, 2, 3]) == list(range(8))
     assert driver.claim_numbers("s") == list(range(8))
+
+
+class FullDisk(PosixDisk):
+    """A disk that is read, and has no room."""
+
+    def create(self, path: str) -> PosixFile:
+        raise DiskError("write", path, errno.ENOSPC)
+
+
+def test_a_cold_disk_without_room_is_read_as_ever(disk: Disk, tmp_path: Path) -> None:
+    driver = driver_of(disk, tmp_path)
+    driver.engine.registrations.register("s", "earliest")
+    fill(driver, 3)
+    move(driver)
+    driver.drain_and_close()
+    driver.cold_disks = lambda root: contextlib.closing(FullDisk(root))
+    driver.reopen()
+    fill(driver, 2, first=3)
+    move(driver)
+    assert (cold_of(tmp_path), hot_of(tmp_path)) == ([0, 1], [2, 3, 4])
+    assert [event.reason for event in driver.events if isinstance(event, ColdDiskFaulted)] != []
+    for _ in range(2):
+        assert numbers_through_descriptors(driver, [0, 1]) == list(range(4))
+    assert ColdDiskFaulted("") not in driver.events
+    driver.cold_disks = posix_cold_disk
+    driver.drain_and_close()
+    driver.reopen()
+    move(driver)
+    assert (cold_of(tmp_path), hot_of(tmp_path)) == ([0, 1, 2, 3], [4])
 
 
 def test_a_start_reads_nothing_of_the_cold_disk(disk: Disk, tmp_path: Path) -> None:

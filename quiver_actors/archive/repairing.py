@@ -1,0 +1,190 @@
+"""Builds parts of a manifest again that are damaged or were deleted, from the segments that lie in the store.
+
+What a part said of a segment is in the segment and its checksums, but for what a reader may do without: the statistics of its columns,
+and why bundles are missing. A segment whose object is damaged or missing too becomes a hole of reason `damaged`.
+
+| what is found of a segment number                              | in the part that is built again                             |
+|----------------------------------------------------------------|-------------------------------------------------------------|
+| its object, whole by its checksums; of generations the newest  | a segment with an object of its own                         |
+| a place in a whole pack whose segments follow each other       | a segment in the pack                                       |
+| nothing                                                        | a hole, unless the part is known to have had no more rows   |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from quiver_actors.archive.blocks import decode_sums, sums_bytes
+from quiver_actors.archive.keys import StreamKey, crc_key, crc_of_pack, parse_pack_key, parse_segment_key, stream_prefix
+from quiver_actors.archive.manifest import (
+    PACKED_VERSION,
+    PLAIN_VERSION,
+    Hole,
+    Packed,
+    Part,
+    PartRef,
+    Segment,
+    StreamRef,
+)
+from quiver_actors.archive.manifest_store import ManifestWriter, read_part
+from quiver_actors.archive.uploads import sparse_index
+from quiver_actors.base.checksum import crc32
+from quiver_actors.errors import FormatError
+from quiver_actors.store.objects.object_store import ObjectInfo, ObjectStore
+from quiver_actors.store.segment.reader import SegmentReader
+
+HOLES_MAX = 10_000
+"""Numbers of one part that become a hole each; of more, the first and the last one tell of all."""
+
+
+class DamagedPart(NamedTuple):
+    """A part of a manifest that cannot be read, and what can be put into its place."""
+
+    stream: StreamKey
+    ref: PartRef
+    problem: str
+    part: Part
+
+    @property
+    def lost_count(self) -> int:
+        """Rows of segments that the part had and that were not found."""
+        return max(0, self.ref.segment_count - len(self.part.segments))
+
+
+def damaged_parts(store: ObjectStore, node: str, stream: StreamRef) -> Iterator[DamagedPart]:
+    """Yield the parts of a stream that cannot be read, with what is found of their segments. Changes nothing.
+
+    Raises:
+        ArchiveError: the store cannot be read. UnsupportedVersion: a newer program has written a part.
+    """
+    for ref in stream.parts:
+        problem = _problem(store, ref)
+        if problem:
+            yield DamagedPart(stream.key, ref, problem, _built_again(store, node, stream.key, ref))
+
+
+def repair(writer: ManifestWriter, damaged: DamagedPart) -> None:
+    """Put the part that was built again into the place of the damaged one. Raises as `ManifestWriter.commit`."""
+    writer.expire(damaged.stream, [damaged.ref], damaged.part, -1, [])
+
+
+def _problem(store: ObjectStore, ref: PartRef) -> str:
+    """Return what is wrong with a part; empty if it is not so twice: the way may have damaged it."""
+    for _ in range(2):
+        try:
+            read_part(store, ref)
+            return ""
+        except FormatError as error:
+            problem = str(error)
+    return problem
+
+
+def _built_again(store: ObjectStore, node: str, stream: StreamKey, ref: PartRef) -> Part:
+    infos = list(store.objects(stream_prefix(node, stream)))
+    segments = {each.segment_seq: each for each in _in_packs(store, infos, ref)}
+    segments |= {each.segment_seq: each for each in _alone(store, infos, ref)}
+    rows = tuple(segments[number] for number in sorted(segments))
+    is_packed = any(each.pack is not None for each in rows)
+    return Part(
+        version=PACKED_VERSION if is_packed else PLAIN_VERSION,
+        topic=stream.topic,
+        incarnation=stream.incarnation,
+        core=stream.core,
+        segments=rows,
+        holes=tuple(_holes(ref, segments.keys())),
+    )
+
+
+def _holes(ref: PartRef, found: Iterable[int]) -> Iterator[Hole]:
+    numbers = set(found)
+    if len(numbers) == ref.segment_count and not ref.hole_count:
+        return
+    span = range(ref.first_segment_seq, ref.last_segment_seq + 1)
+    for number in span if len(span) <= HOLES_MAX else (span[0], span[-1]):
+        if number not in numbers:
+            yield Hole(
+                segment_seq=number,
+                first_bundle=0,
+                bundle_count=0,
+                row_count=-1,
+                reason="damaged",
+                noted_unix_ns=time.time_ns(),
+            )
+
+
+# --- segments ------------------------------------------------------------------------------------------------------------
+
+
+def _alone(store: ObjectStore, infos: Iterable[ObjectInfo], ref: PartRef) -> Iterator[Segment]:
+    """Yield the segments that have objects of their own, the older generations of each first."""
+    found: list[tuple[int, int, ObjectInfo]] = []
+    for info in infos:
+        key = parse_segment_key(info.key)
+        if key is not None and ref.first_segment_seq <= key.segment_seq <= ref.last_segment_seq:
+            found.append((key.segment_seq, key.generation, info))
+    for number, generation, info in sorted(found):
+        content, sums = store.get(info.key), store.get(crc_key(info.key))
+        if content is None or sums is None:
+            continue
+        try:
+            yield _row(number, generation, info, sums.content, memoryview(content.content))
+        except FormatError:
+            continue
+
+
+def _in_packs(store: ObjectStore, infos: Iterable[ObjectInfo], ref: PartRef) -> Iterator[Segment]:
+    """Yield the segments of whole packs whose numbers follow each other: of others nothing says which number a segment has."""
+    for info in infos:
+        span = parse_pack_key(info.key)
+        if span is None or span[1] < ref.first_segment_seq or ref.last_segment_seq < span[0]:
+            continue
+        found = store.get(info.key)
+        if found is None or crc32(found.content) != crc_of_pack(info.key):
+            continue
+        rows = list(_rows_of_pack(info, span[0], memoryview(found.content)))
+        if len(rows) == span[1] + 1 - span[0]:
+            yield from rows
+
+
+def _rows_of_pack(info: ObjectInfo, first: int, content: memoryview) -> Iterator[Segment]:
+    offset, number = 0, first
+    while offset < content.nbytes:
+        begin = offset + sums_bytes(content[offset:])
+        sums = bytes(content[offset:begin])
+        end = begin + decode_sums(sums).size_bytes
+        packed = Packed(key=info.key, sums_offset=offset, offset=begin)
+        yield _row(number, 0, info, sums, content[begin:end], packed)
+        offset, number = end, number + 1
+
+
+def _row(
+    number: int,
+    generation: int,
+    info: ObjectInfo,
+    encoded_sums: bytes,
+    content: memoryview,
+    packed: Packed | None = None,
+) -> Segment:
+    """Describe a segment that has its checksums. Raises FormatError: it has not, or it is no segment."""
+    sums, reader = decode_sums(encoded_sums), SegmentReader(content, segment_seq=number)
+    sums.check(0, content)
+    extension = reader.footer.extension
+    return Segment(
+        segment_seq=number,
+        generation=generation,
+        bundle_count=reader.bundle_count,
+        row_count=reader.row_count,
+        size_bytes=sums.size_bytes,
+        crc32=sums.crc32,
+        etag=info.etag,
+        created_unix_ns=info.modified_unix_ns or time.time_ns(),
+        first_ingestion_unix_ns=0 if extension is None else extension.first_ingestion_ts_nanos,
+        last_ingestion_unix_ns=0 if extension is None else extension.last_ingestion_ts_nanos,
+        position_start=0 if extension is None else extension.wal_position_start,
+        position_end=0 if extension is None else extension.wal_position_end,
+        index=sparse_index(content),
+        digest=sums.digest.hex(),
+        pack=packed,
+    )
