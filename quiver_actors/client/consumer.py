@@ -128,10 +128,14 @@ class Consumer(Generic[D, X]):
         with self._exchange.lock:
             if self._exchange.is_closed:
                 return
-            for parcel, indexes in bundles:
-                channel = parcel.channel
-                if parcel.is_current and channel.handed.is_told:
-                    channel.send([channel.handed.message(parcel.grant, indexes)])
+            try:
+                for parcel, indexes in bundles:
+                    channel = parcel.channel
+                    if parcel.is_current and channel.handed.is_told:
+                        channel.send([channel.handed.message(parcel.grant, indexes)])
+            except BaseException:
+                self._exchange.break_off()
+                raise
 
     def claiming(self, bundle_id: BundleId, timeout_seconds: float) -> Flow[D]:
         """Claim one bundle by its id. Raises as `SubscriberRequests.claiming`."""
@@ -142,10 +146,14 @@ class Consumer(Generic[D, X]):
         """A notice was handed over. Takes the lock."""
         with self._exchange.lock:
             self._exchange.check_open()
-            self.gap_count += 1
-            if gap.is_current:
-                gap.channel.confirm_gap(gap)
-                self.resolutions.note(1)
+            try:
+                self.gap_count += 1
+                if gap.is_current:
+                    gap.channel.confirm_gap(gap)
+                    self.resolutions.note(1)
+            except BaseException:
+                self._exchange.break_off()
+                raise
 
     def put_back(self, gap: WaitingGap) -> None:
         """A notice could not be handed over: it comes next again, to another consumer if this one was closed. Takes the lock."""

@@ -73,14 +73,18 @@ class Resolutions(Generic[X]):
         with exchange.lock:
             if exchange.is_closed:
                 exchange.check_open()
-            indexes = self._acked.get(parcel)
-            if indexes is None:
-                self._acked[parcel] = [bundle_index]
-            else:
-                indexes.append(bundle_index)
-            self._number += 1
-            number = self._number
-            self.note(1)
+            try:
+                indexes = self._acked.get(parcel)
+                if indexes is None:
+                    self._acked[parcel] = [bundle_index]
+                else:
+                    indexes.append(bundle_index)
+                self._number += 1
+                number = self._number
+                self.note(1)
+            except BaseException:
+                exchange.break_off()
+                raise
         return number
 
     def ack_many(self, bundles: Iterable[Bundles]) -> int:
@@ -88,12 +92,16 @@ class Resolutions(Generic[X]):
         count = 0
         with self.exchange.lock:
             self.exchange.check_open()
-            for parcel, indexes in bundles:
-                self._acked.setdefault(parcel, []).extend(indexes)
-                count += len(indexes)
-            self._number += 1
-            number = self._number
-            self.note(count)
+            try:
+                for parcel, indexes in bundles:
+                    self._acked.setdefault(parcel, []).extend(indexes)
+                    count += len(indexes)
+                self._number += 1
+                number = self._number
+                self.note(count)
+            except BaseException:
+                self.exchange.break_off()
+                raise
         return number
 
     def resolve(self, parcel: Parcel, bundle_index: int, outcome: str, delay_ns: int) -> int:
@@ -103,10 +111,14 @@ class Resolutions(Generic[X]):
             if not parcel.is_current:
                 self._note_late(parcel, [bundle_index], outcome)
                 return 0
-            self._number += 1
-            number = self._number
-            parcel.channel.resolve(parcel, (bundle_index,), outcome, delay_ns)
-            self.note(1)
+            try:
+                self._number += 1
+                number = self._number
+                parcel.channel.resolve(parcel, (bundle_index,), outcome, delay_ns)
+                self.note(1)
+            except BaseException:
+                self.exchange.break_off()
+                raise
         return number
 
     def report_unreadable(
@@ -117,7 +129,11 @@ class Resolutions(Generic[X]):
         with self.exchange.lock:
             self.exchange.check_open()
             if parcel.is_current:
-                parcel.channel.report_unreadable(parcel, bundle_index, reason, lost)
+                try:
+                    parcel.channel.report_unreadable(parcel, bundle_index, reason, lost)
+                except BaseException:
+                    self.exchange.break_off()
+                    raise
         logger.warning("quiver.subscription.unreadable bundle=%s error=%s", bundle_id, reason)
 
     def note(self, count: int) -> None:
@@ -134,13 +150,13 @@ class Resolutions(Generic[X]):
         self._waiting_count += parcels
 
     def send(self, now_ns: int) -> None:
-        """Send what waits."""
+        """Send what waits. What an interrupt leaves still counts as waiting."""
         if self._waiting_count:
-            self._waiting_count = 0
             self._sent_at_ns = now_ns
             self._record_acked()
             for channel in self._channels.opened():
                 channel.send_resolutions()
+            self._waiting_count = 0
 
     def send_all(self) -> None:
         """Send what waits, as the process ends."""
@@ -256,13 +272,14 @@ class Resolutions(Generic[X]):
             self._schedule()
 
     def _record_acked(self) -> None:
-        """Tell the channels what was acknowledged, all of one parcel together."""
-        acked, self._acked = self._acked, {}
-        for parcel, indexes in acked.items():
+        """Tell the channels what was acknowledged, all of one parcel together. What an interrupt leaves is told by the next call."""
+        acked = self._acked
+        for parcel, indexes in list(acked.items()):
             if parcel.is_current:
                 parcel.channel.resolve(parcel, indexes, "ack")
             else:
                 self._note_late(parcel, indexes, "ack")
+            del acked[parcel]
 
     def _note_late(self, parcel: Parcel, indexes: list[int], outcome: str) -> None:
         self.late_count += len(indexes)

@@ -81,7 +81,11 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
             with exchange.lock:
                 if exchange.is_closed:
                     exchange.check_open()
-                item = self._consumer.take(time.monotonic_ns())
+                try:
+                    item = self._consumer.take(time.monotonic_ns())
+                except BaseException:
+                    exchange.break_off()
+                    raise
             if item is None:
                 deadline_ns = deadline_ns or deadline_after(timeout)
                 item = self._exchange.run(self._consumer.taking(deadline_ns))
@@ -104,7 +108,11 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
             return [first]
         with self._exchange.lock:
             self._exchange.check_open()
-            more = self._consumer.take_more(bundles_max - 1)
+            try:
+                more = self._consumer.take_more(bundles_max - 1)
+            except BaseException:
+                self._exchange.break_off()
+                raise
         return [first, *map(self._event, more)]
 
     def claim(self, bundle_id: BundleId, timeout: float = 10.0) -> Delivery:
