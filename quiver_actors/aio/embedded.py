@@ -53,7 +53,8 @@ class StoreLoopExchange(StoreExchange, LoopExchange):
         return self._bell
 
     def notify(self) -> None:
-        """Let all coroutines look again; the lock is held."""
+        """Let all coroutines look again, and the thread that ends the process; the lock is held."""
+        StoreExchange.notify(self)
         if self._bell >= 0:
             os.eventfd_write(self._bell, 1)
 

@@ -120,6 +120,9 @@ class Exchange:
         WorkerUnavailable: this process has no descriptor left.
     """
 
+    has_worker_inside = False
+    """Whether the worker is in this process, and ends with it."""
+
     def __init__(self) -> None:
         self._watched: dict[int, Watched] = {}
         self.is_closed = False

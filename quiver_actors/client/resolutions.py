@@ -27,6 +27,8 @@ from quiver_actors.errors import WorkerUnavailable
 
 RESOLUTIONS_WAITING_MAX = 256
 RESOLUTION_WAIT_NS = 20 * MILLISECOND_NS
+_SETTLE_SECONDS = 5.0
+"""How long the end of the process waits for the disk."""
 
 X = TypeVar("X", bound=Exchange)
 
@@ -162,6 +164,12 @@ class Resolutions(Generic[X]):
         """Send what waits, as the process ends."""
         if not self.exchange.is_closed:
             self.send(time.monotonic_ns())
+
+    def settle(self) -> None:
+        """Wait until everything resolved so far is durable, if the worker ends with this process: then nobody else makes it so. Takes the
+        lock. Raises as `settling`."""
+        if self.exchange.has_worker_inside and not self.exchange.is_closed:
+            self.exchange.run(self.settling(_SETTLE_SECONDS))
 
     def end(self) -> None:
         """Forget what was not sent."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from quiver_actors.base.locks import new_lock
+from quiver_actors.client import later
 from quiver_actors.embedded.node import EmbeddedNode
 from quiver_actors.errors import AlreadyRunning
 
@@ -42,7 +43,8 @@ def opened_node(data_dir: str, make: Callable[[], EmbeddedNode]) -> EmbeddedNode
 
 @atexit.register
 def close_all() -> None:
-    """Close what the program has left open."""
+    """Close what the program has left open. Acknowledgements that wait to be sent go before: nobody could take them afterwards."""
+    later.send_at_exit()
     for node in list(_open.values()):
         node.close()
     _open.clear()

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from quiver_actors.base.config.reading import resolve
 from quiver_actors.base.envelope import TraceContext
@@ -16,6 +16,8 @@ from quiver_actors.client.archived import Wanted
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS, Client
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.slots import Bundle
+from quiver_actors.client.subscribe_request import SubscribeRequest
+from quiver_actors.client.subscription import AnySubscription
 from quiver_actors.client.topic_commands import TopicCommands
 from quiver_actors.embedded.directory import StoreDirectory
 from quiver_actors.embedded.exchange import StoreExchange
@@ -28,6 +30,8 @@ from quiver_actors.shm.counters import RegionSnapshot
 
 if TYPE_CHECKING:
     from quiver_actors.store.status.node_status import NodeStatus
+
+S = TypeVar("S", bound=AnySubscription)
 
 
 def open(
@@ -67,6 +71,10 @@ def open_node(
     return opened_node(data_dir, lambda: EmbeddedNode(with_one_core(resolved, data_dir)))
 
 
+class _User:
+    """Stands for all who use a store: its object, and the subscriptions that it has made. The last one closes it."""
+
+
 class Store(Client):
     """See `open`. A client with all calls of `Client`; closing it closes the data directory. A context manager."""
 
@@ -77,7 +85,8 @@ class Store(Client):
         self._node = node
         self._lanes: dict[str, Lane] = {}
         super().__init__(StoreDirectory(node.drive, node.data_dir), timeout=timeout, verify_checksums=verify_checksums)
-        self._abandon = weakref.finalize(self, node.abandon)
+        self._user = _User()
+        self._abandon = weakref.finalize(self._user, node.abandon)
         self._abandon.atexit = False
 
     def push(
@@ -111,6 +120,12 @@ class Store(Client):
             trace_context=trace_context,
             timeout=timeout,
         )
+
+    def attach(self, kind: type[S], wanted: SubscribeRequest) -> S:
+        """Open a subscription of some class, for which the store stays open. See `Client.attach`."""
+        subscription = super().attach(kind, wanted)
+        subscription.keep(self._user)
+        return subscription
 
     def _lane_to(self, topic: str) -> Lane | None:
         """A short way into a topic that this store has pushed to, else None."""
