@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -160,6 +160,24 @@ class Consumer(Generic[D, X]):
         with contextlib.suppress(ClosedError), self._exchange.lock:
             self._exchange.check_open()
             self.inbox.put_back(gap)
+
+    def take_back(self, left: Sequence[Portion | WaitingGap]) -> None:
+        """What was taken and not handed over comes next again, in its order. Takes the lock, or leaves that to another thread: an iterator
+        may be collected while this one holds it."""
+        exchange = self._exchange
+        if not left:
+            return
+        if exchange.lock.locked():
+            exchange.call_at(0, partial(self._take_back, left))
+        else:
+            with exchange.lock:
+                self._take_back(left)
+
+    def _take_back(self, left: Sequence[Portion | WaitingGap]) -> None:
+        if not self._exchange.is_closed:
+            for item in reversed(left):
+                self.inbox.put_back(item)
+            self._exchange.notify()
 
     def closing(self, timeout_seconds: float) -> Flow[None]:
         """Return untaken bundles, which do not count as delivered, and wait until resolutions over the present connections are durable.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from quiver_actors.client.exchange import Exchange, deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
 from quiver_actors.client.gathering import Gathering, Part
 from quiver_actors.client.grants import Portion
+from quiver_actors.client.told_gaps import ToldGaps
 from quiver_actors.client.leases import extending
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.questions import oldest_of, pending_of
@@ -226,13 +228,17 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
 
     def _gathered(self, max_rows: int, max_wait: float) -> Iterator[DeliveryBatch | GapNotice]:
         gathering = Gathering(max_rows, max_wait, self._wanted.idle_timeout, self._consumer.make)
-        return gathered(gathering, self._portion, self._batch)
+        told = ToldGaps()
+        take_back = self._consumer.take_back
+        return gathered(
+            gathering, partial(self._portion, told), self._batch, lambda left: take_back(told.with_gaps(left))
+        )
 
     def _batch(self, parts: Sequence[Part], tables: Mapping[int, pa.Table]) -> DeliveryBatch:
         self._consumer.tell_taken((part.portion.parcel, part.portion.indexes) for part in parts)
         return DeliveryBatch(self._consumer.resolutions, parts, tables)
 
-    def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
+    def _portion(self, told: ToldGaps, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
         """The next bundles, all of one parcel, or the next notice that `get` would return; None when nothing came in time. Raises as
         `get`."""
         deadline_ns, consumer = deadline_after(timeout), self._consumer
@@ -242,6 +248,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
                 return item
             notice = self._tell(item)
             if isinstance(notice, GapNotice):
+                told.last = item
                 return notice
 
     def _tell(self, gap: WaitingGap) -> E | None:
