@@ -23,7 +23,7 @@ from quiver_actors.embedded.directory import StoreDirectory
 from quiver_actors.embedded.exchange import StoreExchange
 from quiver_actors.embedded.lane import Lane
 from quiver_actors.embedded.node import EmbeddedNode, with_one_core
-from quiver_actors.embedded.opened import opened_node
+from quiver_actors.embedded.opened import Opening
 from quiver_actors.embedded.push_channel import DirectPushChannel
 from quiver_actors.errors import ClosedError, UsageError
 from quiver_actors.shm.counters import RegionSnapshot
@@ -59,16 +59,21 @@ def open(
         ConfigError: a setting is wrong, or others could tamper with the directory.
         UnsupportedVersion, FormatError, DiskError, StorageFull: the directory cannot be opened; nothing is lost by that.
     """
-    return Store(open_node(path, settings, config), timeout=timeout, verify_checksums=verify_checksums)
+    opening = opening_of(path, settings, config)
+    try:
+        return Store(opening.wait(), timeout=timeout, verify_checksums=verify_checksums)
+    except BaseException:
+        opening.give_up()
+        raise
 
 
-def open_node(
+def opening_of(
     path: str | os.PathLike[str], settings: Mapping[str, Any] | None, config: str | os.PathLike[str] | None
-) -> EmbeddedNode:
-    """Open the directory alone. Arguments and errors as of `open`."""
+) -> Opening:
+    """Return what opens the directory alone. Arguments as of `open`. Raises ConfigError."""
     data_dir = os.path.abspath(os.fspath(path))
     resolved = resolve(None if config is None else os.fspath(config), None, {}, settings)
-    return opened_node(data_dir, lambda: EmbeddedNode(with_one_core(resolved, data_dir)))
+    return Opening(data_dir, lambda: EmbeddedNode(with_one_core(resolved, data_dir)))
 
 
 class _User:

@@ -119,6 +119,10 @@ class CommitThread(DrivingThread):
             time.sleep(_LOOK_SECONDS)
         return super().stop(timeout_seconds) and not self._taken
 
+    def drop_taken(self) -> None:
+        """Drop what the calling thread has taken: the worker's life is over, and the directory says what is durable."""
+        self._taken.pop(threading.get_ident(), None)
+
     def give_back(self, interrupt: BaseException | None) -> None:
         """The calling thread is interrupted: what it has taken is done again by this thread, unless it had failed.
 

@@ -27,12 +27,13 @@ class Interruption:
 
     Attributes:
         came_at: file, line and function where it came; empty: the call had fewer places.
+        passed: places that were passed.
     """
 
     def __init__(self, at: int) -> None:
         self.came_at = ""
         self._at = at
-        self._passed = 0
+        self.passed = 0
         self._last: dict[int, int] = {}
         """The last instruction of each frame."""
 
@@ -63,8 +64,8 @@ class Interruption:
         return self._step
 
     def _pass(self, frame: FrameType) -> None:
-        self._passed += 1
-        if self._passed == self._at:
+        self.passed += 1
+        if self.passed == self._at:
             code = frame.f_code
             self.came_at = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"
             sys.settrace(None)
