@@ -24,7 +24,6 @@ from quiver_actors.client.exchange import deadline_after
 from quiver_actors.client.gaps import GapNotice, WaitingGap
 from quiver_actors.client.gathering import Gathering, Part
 from quiver_actors.client.grants import Portion
-from quiver_actors.client.told_gaps import ToldGaps
 from quiver_actors.client.leases import extending
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.questions import oldest_of, pending_of
@@ -32,6 +31,7 @@ from quiver_actors.client.refused import RefusedResolution
 from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.subscription import CLOSE_TIMEOUT_SECONDS
 from quiver_actors.client.subscription_base import SubscriptionBase
+from quiver_actors.client.told_gaps import ToldGaps
 from quiver_actors.errors import ClosedError, QuiverError
 
 E = TypeVar("E")

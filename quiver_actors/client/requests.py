@@ -290,7 +290,9 @@ class Requests:
         def tell(counts: Mapping[int, int]) -> None:
             with self._channels.exchange.lock:
                 for core, count in counts.items():
-                    self._channels.telling(core, Call(partial(CountPruned, topic=topic, segment_count=count)), COUNTS_PRUNED)
+                    self._channels.telling(
+                        core, Call(partial(CountPruned, topic=topic, segment_count=count)), COUNTS_PRUNED
+                    )
 
         return tell
 

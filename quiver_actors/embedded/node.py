@@ -276,8 +276,8 @@ class EmbeddedNode:
     def close(self) -> None:
         """Seal what is open, make all progress durable, and give the directory back. Idempotent.
 
-        What could not be done, as the disk fails, is recovered by the next open. Where an interrupt comes, the store is closed all the same,
-        a little later; calling this again waits for that.
+        What could not be done, as the disk fails, is recovered by the next open. Where an interrupt comes, the store is closed all the
+        same, a little later; calling this again waits for that.
         """
         if os.getpid() != self.pid:
             return

@@ -59,7 +59,7 @@ def test_what_a_cancelled_task_had_gathered_comes_again(tmp_path: Path) -> None:
                     await asyncio.sleep(0)
                 waiting.cancel()
                 await asyncio.wait([waiting])
-                found = []
+                found: list[int] = []
                 while len(found) < BUNDLES:
                     delivery = await subscription.get(timeout=PATIENCE_SECONDS)
                     assert delivery is not None
