@@ -27,7 +27,7 @@ from quiver_actors.client.exchange import Flow, deadline_after
 from quiver_actors.embedded.drive import FOREVER_NS, Drive
 from quiver_actors.embedded.steward import CORE, Steward
 from quiver_actors.embedded.worker import EmbeddedWorker, OpenedHere
-from quiver_actors.errors import QuiverError, WorkerUnavailable
+from quiver_actors.errors import DiskError, QuiverError, WorkerUnavailable
 from quiver_actors.node.core_generation import begin_with
 from quiver_actors.node.node_dirs import bring_data_version_up_to_date, hold_data_dir, make_data_dir
 from quiver_actors.node.worker.context import WorkerContext
@@ -141,6 +141,9 @@ class EmbeddedNode:
             worker.open()
             worker.become_ready()
             self._steward.worker_is_ready()
+        except OSError as error:
+            worker.abandon()
+            raise DiskError("open", self.data_dir, error.errno or 0, "close files, or raise the limit (ulimit -n)") from error
         except BaseException:
             worker.abandon()
             raise
