@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -97,15 +98,16 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
         """
         check_bundles_max(bundles_max)
         first = await self.get(timeout)
-        if first is None:
-            return []
-        if isinstance(first, GapNotice):
-            return [first]
+        if not isinstance(first, Delivery):
+            return [] if first is None else [first]
         with self._exchange.lock:
             self._exchange.check_open()
-            more = self._consumer.take_more(bundles_max - 1)
+            later = self._fetched_later
+            more = [later.popleft() for _ in range(min(len(later), bundles_max - 1))]
+            more += self._consumer.take_more(bundles_max - 1 - len(more)) if not later else []
         if any(delivery.is_archived for delivery in more):
-            await self._fetch(more)
+            # The first one, too, is the next again if this is cancelled.
+            await self._fetch([first, *more])
         return [first, *map(self._event, more)]
 
     async def _fetch(self, deliveries: Sequence[Delivery]) -> None:
@@ -124,7 +126,13 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
             NotClaimed: another consumer holds it, or it is not sealed yet.
         """
         delivery = await self._exchange.complete(self._consumer.claiming(bundle_id, timeout))
-        await fetch_deliveries([delivery])
+        try:
+            await fetch_deliveries([delivery])
+        except BaseException:
+            # Cancelled: nobody has it, and it would be held until its lease is over.
+            with contextlib.suppress(ClosedError):
+                delivery.defer()
+            raise
         return delivery
 
     async def run(self) -> int:

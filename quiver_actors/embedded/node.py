@@ -143,7 +143,9 @@ class EmbeddedNode:
             self._steward.worker_is_ready()
         except OSError as error:
             worker.abandon()
-            raise DiskError("open", self.data_dir, error.errno or 0, "close files, or raise the limit (ulimit -n)") from error
+            raise DiskError(
+                "open", self.data_dir, error.errno or 0, "close files, or raise the limit (ulimit -n)"
+            ) from error
         except BaseException:
             worker.abandon()
             raise
