@@ -81,7 +81,8 @@ def test_a_lone_push_that_is_interrupted_loses_nothing_and_holds_up_nobody(tmp_p
     with quiver_actors.open(tmp_path / "data") as store:
         for number in acknowledged:
             store.push(numbered(number))
-        for at in itertools.count(1, 8):
+        # From where it has begun to write.
+        for at in itertools.count(41, 8):
             interruption = Interruption(at)
             interruption.run(lambda: store.push(numbered(-at)))  # noqa: B023 - called at once
             store.push(numbered(1000 + at), timeout=RECOVERY_SECONDS_MAX)
@@ -97,7 +98,7 @@ def test_a_lone_push_that_is_interrupted_loses_nothing_and_holds_up_nobody(tmp_p
 
 def test_an_interrupted_close_gives_the_directory_back_with_all_that_was_stored(tmp_path: Path) -> None:
     """Regression: the store was neither open nor closed then, and its directory in use until the process ended."""
-    for at in itertools.count(1, 15):
+    for at in itertools.count(1, 25):
         path = tmp_path / str(at)
         store = quiver_actors.open(path)
         store.push(numbered(at))
@@ -116,6 +117,6 @@ def test_an_interrupted_open_leaves_the_directory_free(tmp_path: Path) -> None:
     """Regression: a store that was open by then, and of which nobody had heard, kept its directory until the process ended."""
     counted = Interruption(1 << 40)
     counted.run(lambda: quiver_actors.open(tmp_path / "first").close())
-    for at in range(1, counted.passed, max(1, counted.passed // 6)):
+    for at in range(1, counted.passed, max(1, counted.passed // 4)):
         Interruption(at).run(lambda: quiver_actors.open(tmp_path / "data"))
         quiver_actors.open(tmp_path / "data").close()
