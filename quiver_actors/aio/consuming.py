@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -58,16 +59,22 @@ async def gathered(
     gathering: Gathering,
     next_portion: Callable[[int, float | None], Awaitable[Portion | GapNotice | None]],
     make: Callable[[Sequence[Part], Mapping[int, pa.Table]], M],
+    take_back: Callable[[Sequence[Portion | GapNotice]], None],
 ) -> AsyncIterator[M | GapNotice]:
     """Yield batches, and the notices between them; see `client.consuming.gathered`."""
-    while not gathering.has_ended:
-        try:
-            while not gathering.is_ready:
-                gathering.add(await next_portion(gathering.bundles_wanted, gathering.timeout_seconds))
-        except ClosedError:
-            return
-        for batch in gathering.take(make):
-            yield batch
+    found: deque[M | GapNotice] = deque()
+    try:
+        while not gathering.has_ended:
+            try:
+                while not gathering.is_ready:
+                    gathering.add(await next_portion(gathering.bundles_wanted, gathering.timeout_seconds))
+            except ClosedError:
+                return
+            found.extend(gathering.take(make))
+            while found:
+                yield found.popleft()
+    finally:
+        take_back([*gathering.left(), *(item for item in found if isinstance(item, GapNotice))])
 
 
 async def called(callback: Callable[[Any], Any], argument: object) -> None:

@@ -20,7 +20,7 @@ from quiver_actors.embedded.directory import StoreDirectory
 from quiver_actors.embedded.exchange import Driver, StoreExchange
 from quiver_actors.embedded.node import EmbeddedNode
 from quiver_actors.embedded.push_channel import DirectPushChannel
-from quiver_actors.embedded.store import StoreTopicCommands, open_node, refuse_archive, refuse_pickle
+from quiver_actors.embedded.store import StoreTopicCommands, opening_of, refuse_archive, refuse_pickle
 
 T = TypeVar("T")
 
@@ -37,8 +37,13 @@ async def open(
 
     Args and raises: as `quiver_actors.open`.
     """
-    node = await asyncio.to_thread(open_node, path, settings, config)
-    return Store(node, timeout=timeout, verify_checksums=verify_checksums)
+    opening = opening_of(path, settings, config)
+    try:
+        return Store(await asyncio.to_thread(opening.wait), timeout=timeout, verify_checksums=verify_checksums)
+    except BaseException:
+        # Cancelled, too: the thread goes on, and nobody would close what it has opened.
+        opening.give_up()
+        raise
 
 
 class StoreLoopExchange(StoreExchange, LoopExchange):
@@ -53,7 +58,8 @@ class StoreLoopExchange(StoreExchange, LoopExchange):
         return self._bell
 
     def notify(self) -> None:
-        """Let all coroutines look again; the lock is held."""
+        """Let all coroutines look again, and the thread that ends the process; the lock is held."""
+        StoreExchange.notify(self)
         if self._bell >= 0:
             os.eventfd_write(self._bell, 1)
 

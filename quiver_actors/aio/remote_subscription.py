@@ -126,7 +126,13 @@ class RemoteSubscription(KnownSubscription):
             return RemoteDelivery(link, parcel, index, delivery_count)
 
         gathering = Gathering(max_rows, max_wait, self.state.wanted.idle_timeout, make)
-        return gathered(gathering, self._portion, lambda parts, tables: RemoteBatch(link, parts, tables))
+        take_back = self.state.inbox.take_back
+        return gathered(
+            gathering,
+            self._portion,
+            lambda parts, tables: RemoteBatch(link, parts, tables),
+            lambda left: take_back(left, make),
+        )
 
     async def claim(self, bundle_id: BundleId, timeout: float = 10.0) -> RemoteDelivery:
         """Claim one bundle by its id, also a deferred or blocked one."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -30,6 +32,7 @@ from quiver_actors.client.refused import RefusedResolution
 from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.subscription import CLOSE_TIMEOUT_SECONDS
 from quiver_actors.client.subscription_base import SubscriptionBase
+from quiver_actors.client.told_gaps import ToldGaps
 from quiver_actors.errors import ClosedError, QuiverError
 
 E = TypeVar("E")
@@ -95,15 +98,16 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
         """
         check_bundles_max(bundles_max)
         first = await self.get(timeout)
-        if first is None:
-            return []
-        if isinstance(first, GapNotice):
-            return [first]
+        if not isinstance(first, Delivery):
+            return [] if first is None else [first]
         with self._exchange.lock:
             self._exchange.check_open()
-            more = self._consumer.take_more(bundles_max - 1)
+            later = self._fetched_later
+            more = [later.popleft() for _ in range(min(len(later), bundles_max - 1))]
+            more += self._consumer.take_more(bundles_max - 1 - len(more)) if not later else []
         if any(delivery.is_archived for delivery in more):
-            await self._fetch(more)
+            # The first one, too, is the next again if this is cancelled.
+            await self._fetch([first, *more])
         return [first, *map(self._event, more)]
 
     async def _fetch(self, deliveries: Sequence[Delivery]) -> None:
@@ -122,7 +126,13 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
             NotClaimed: another consumer holds it, or it is not sealed yet.
         """
         delivery = await self._exchange.complete(self._consumer.claiming(bundle_id, timeout))
-        await fetch_deliveries([delivery])
+        try:
+            await fetch_deliveries([delivery])
+        except BaseException:
+            # Cancelled: nobody has it, and it would be held until its lease is over.
+            with contextlib.suppress(ClosedError):
+                delivery.defer()
+            raise
         return delivery
 
     async def run(self) -> int:
@@ -198,23 +208,32 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
 
     def _gathered(self, max_rows: int, max_wait: float) -> AsyncIterator[DeliveryBatch | GapNotice]:
         gathering = Gathering(max_rows, max_wait, self._wanted.idle_timeout, self._consumer.make)
-        return gathered(gathering, self._portion, self._batch)
+        told = ToldGaps()
+        take_back = self._consumer.take_back
+        return gathered(
+            gathering, partial(self._portion, told), self._batch, lambda left: take_back(told.with_gaps(left))
+        )
 
     def _batch(self, parts: Sequence[Part], tables: Mapping[int, pa.Table]) -> DeliveryBatch:
         self._consumer.tell_taken((part.portion.parcel, part.portion.indexes) for part in parts)
         return DeliveryBatch(self._consumer.resolutions, parts, tables)
 
-    async def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
+    async def _portion(self, told: ToldGaps, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
         """Return the next bundles, all of one parcel, or the next notice that `get` would return; None when nothing came in time."""
         deadline_ns, consumer = deadline_after(timeout), self._consumer
         while True:
             item = await self._exchange.complete(consumer.taking_portion(bundles_max, deadline_ns))
             if isinstance(item, Portion):
-                await fetch_bundles(item.parcel.segment, item.indexes)
+                try:
+                    await fetch_bundles(item.parcel.segment, item.indexes)
+                except BaseException:
+                    self._consumer.take_back([item])
+                    raise
             if not isinstance(item, WaitingGap):
                 return item
             notice = await self._tell(item)
             if isinstance(notice, GapNotice):
+                told.last = item
                 return notice
 
     async def _tell(self, gap: WaitingGap) -> E | None:

@@ -54,6 +54,18 @@ class ChannelSet(Generic[C]):
             channel.close()
         self._make = _refuse_closed
 
+    def telling(self, core: int, call: Call, features: int = 0) -> None:
+        """Send a request to a core's worker and wait for no answer, with the lock held. A worker that is not there, or lacks one of these
+        features, is not told."""
+        channel = None if self.exchange.is_closed else self.channel(core)
+        if channel is None or not channel.is_open or channel.features & features != features:
+            return
+        try:
+            channel.call(call)
+        except BaseException:
+            self.exchange.break_off()
+            raise
+
     def finding(self, core: int, topic: str, timeout_seconds: float | None) -> Flow[TopicSlots]:
         """Wait until the channel to a core's worker is open, and return a topic's slots, also of one that is newer than the channel.
 

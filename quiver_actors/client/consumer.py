@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -128,10 +128,14 @@ class Consumer(Generic[D, X]):
         with self._exchange.lock:
             if self._exchange.is_closed:
                 return
-            for parcel, indexes in bundles:
-                channel = parcel.channel
-                if parcel.is_current and channel.handed.is_told:
-                    channel.send([channel.handed.message(parcel.grant, indexes)])
+            try:
+                for parcel, indexes in bundles:
+                    channel = parcel.channel
+                    if parcel.is_current and channel.handed.is_told:
+                        channel.send([channel.handed.message(parcel.grant, indexes)])
+            except BaseException:
+                self._exchange.break_off()
+                raise
 
     def claiming(self, bundle_id: BundleId, timeout_seconds: float) -> Flow[D]:
         """Claim one bundle by its id. Raises as `SubscriberRequests.claiming`."""
@@ -142,16 +146,38 @@ class Consumer(Generic[D, X]):
         """A notice was handed over. Takes the lock."""
         with self._exchange.lock:
             self._exchange.check_open()
-            self.gap_count += 1
-            if gap.is_current:
-                gap.channel.confirm_gap(gap)
-                self.resolutions.note(1)
+            try:
+                self.gap_count += 1
+                if gap.is_current:
+                    gap.channel.confirm_gap(gap)
+                    self.resolutions.note(1)
+            except BaseException:
+                self._exchange.break_off()
+                raise
 
     def put_back(self, gap: WaitingGap) -> None:
         """A notice could not be handed over: it comes next again, to another consumer if this one was closed. Takes the lock."""
         with contextlib.suppress(ClosedError), self._exchange.lock:
             self._exchange.check_open()
             self.inbox.put_back(gap)
+
+    def take_back(self, left: Sequence[Portion | WaitingGap]) -> None:
+        """What was taken and not handed over comes next again, in its order. Takes the lock, or leaves that to another thread: an iterator
+        may be collected while this one holds it."""
+        exchange = self._exchange
+        if not left:
+            return
+        if exchange.lock.locked():
+            exchange.call_at(0, partial(self._take_back, left))
+        else:
+            with exchange.lock:
+                self._take_back(left)
+
+    def _take_back(self, left: Sequence[Portion | WaitingGap]) -> None:
+        if not self._exchange.is_closed:
+            for item in reversed(left):
+                self.inbox.put_back(item)
+            self._exchange.notify()
 
     def closing(self, timeout_seconds: float) -> Flow[None]:
         """Return untaken bundles, which do not count as delivered, and wait until resolutions over the present connections are durable.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -57,20 +58,28 @@ def gathered(
     gathering: Gathering,
     next_portion: Callable[[int, float | None], Portion | GapNotice | None],
     make: Callable[[Sequence[Part], Mapping[int, pa.Table]], M],
+    take_back: Callable[[Sequence[Portion | GapNotice]], None],
 ) -> Iterator[M | GapNotice]:
     """Yield batches, and the notices between them, until the subscription is closed or nothing came for its idle timeout.
 
     Args:
         next_portion: takes the next bundles, at most so many, or a notice; None: nothing came within so many seconds.
         make: makes the batch of its bundles and the tables of their slots.
+        take_back: gets what was taken and not yielded, when the caller wants no more.
     """
-    while not gathering.has_ended:
-        try:
-            while not gathering.is_ready:
-                gathering.add(next_portion(gathering.bundles_wanted, gathering.timeout_seconds))
-        except ClosedError:
-            return
-        yield from gathering.take(make)
+    found: deque[M | GapNotice] = deque()
+    try:
+        while not gathering.has_ended:
+            try:
+                while not gathering.is_ready:
+                    gathering.add(next_portion(gathering.bundles_wanted, gathering.timeout_seconds))
+            except ClosedError:
+                return
+            found.extend(gathering.take(make))
+            while found:
+                yield found.popleft()
+    finally:
+        take_back([*gathering.left(), *(item for item in found if isinstance(item, GapNotice))])
 
 
 def no_callback() -> UsageError:

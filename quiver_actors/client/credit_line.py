@@ -20,7 +20,7 @@ class CreditLine:
         """Whether the worker is told of no credit yet: the subscription may still fail, and what a worker sends counts as delivered."""
 
     def take(self, bundles: int) -> bool:
-        """Note bundles that have left the inbox; True: enough of them for credit to be given."""
+        """Note bundles that have left the inbox; True: enough of them for credit to be given. Below zero: so many came back."""
         self._taken += bundles
         return 2 * self._taken >= self._prefetch
 

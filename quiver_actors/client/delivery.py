@@ -90,7 +90,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
             self._outcome = "ack"
             try:
                 self._number = self._resolutions.ack(self._parcel, self._bundle_index)
-            except ClosedError:
+            except BaseException:
                 self._outcome = ""
                 raise
         ticket: K = self._ticket_type(self._resolutions, self)
@@ -138,7 +138,7 @@ class ClaimedBundle(StoredBundle, Generic[K]):
         self._outcome = outcome
         try:
             self._number = self._resolutions.resolve(self._parcel, self._bundle_index, outcome, delay_ns)
-        except ClosedError:
+        except BaseException:
             self._outcome = ""
             raise
 
@@ -165,6 +165,9 @@ class ClaimedBundle(StoredBundle, Generic[K]):
         except ClosedError:
             # The claim has ended with the subscription, so there is no worker to tell.
             self._outcome = ""
+        except BaseException:
+            self._outcome = ""
+            raise
 
 
 class Ticket:

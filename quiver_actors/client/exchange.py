@@ -120,6 +120,9 @@ class Exchange:
         WorkerUnavailable: this process has no descriptor left.
     """
 
+    has_worker_inside = False
+    """Whether the worker is in this process, and ends with it."""
+
     def __init__(self) -> None:
         self._watched: dict[int, Watched] = {}
         self.is_closed = False
@@ -255,11 +258,15 @@ class Exchange:
         except (StopIteration, QuiverError):
             raise
         except BaseException:
-            for watched in list(self._watched.values()):
-                watched.break_off()
-            # Those who wait for an answer on them get none.
-            self.notify()
+            self.break_off()
             raise
+
+    def break_off(self) -> None:
+        """End all connections, with the lock held, as an interrupt came in the middle of a step: what it began cannot be relied on."""
+        for watched in list(self._watched.values()):
+            watched.break_off()
+        # Those who wait for an answer on them get none.
+        self.notify()
 
     # --- for a thread that reads the one answer that it waits for by itself (`lone_lane`) ----------------------------------
 

@@ -109,7 +109,9 @@ class GapNotices:
         return self._is_told.get(number, False)
 
     def confirm(self, number: int) -> None:
-        """Note that a notice was handed over; the worker is told with the next resolutions."""
+        """Note that a notice was handed over; the worker is told with the next resolutions. Repeating it changes nothing."""
+        if self.was_told(number):
+            return
         self._is_told[number] = True
         self._leases.pop(number, None)
         self._unsent.append(number)

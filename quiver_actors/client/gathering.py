@@ -137,6 +137,11 @@ class Gathering:
         self._begin()
         return taken
 
+    def left(self) -> list[Portion | GapNotice]:
+        """Return what was added and not taken, in its order."""
+        portions: list[Portion | GapNotice] = [part.portion for part in (*self._parts, *self._later)]
+        return portions if self._notice is None else [*portions, self._notice]
+
     def _begin(self) -> None:
         self._parts: list[Part] = []
         self._row_count = self._bundle_count = 0

@@ -36,7 +36,7 @@ class ClaimChannel(Channel, ABC):
 
     @abstractmethod
     def take(self, bundles: int = 1) -> None:
-        """Note that bundles left the inbox, so that the worker is given credit for as many again."""
+        """Note that bundles left the inbox, so that the worker is given credit for as many again. Below zero: so many came back."""
 
     @abstractmethod
     def resolve(self, parcel: Parcel, bundle_indexes: Sequence[int], outcome: str, delay_ns: int = 0) -> None:
@@ -155,6 +155,21 @@ class Parcel:
         self.counts[first:] = array("H", [self.counts[number] for number in kept])
         self.grant.waiting -= dropped
         return dropped
+
+    def again(self, portion: Portion) -> Parcel:
+        """Return bundles of it that were taken as a parcel of its own, of which none was. Those whose claim has ended are left out."""
+        parcel: Parcel = object.__new__(Parcel)
+        parcel.channel, parcel.generation, parcel.grant, parcel.segment = (
+            self.channel,
+            self.generation,
+            self.grant,
+            self.segment,
+        )
+        parcel.indexes, parcel.counts = portion.indexes[:], portion.counts[:]
+        parcel.position = parcel.laid_out = 0
+        self.grant.waiting += len(parcel.indexes)
+        parcel.drop(self.grant.withdrawn.union(self.grant.finished))
+        return parcel
 
     def take(self, bundles: int) -> None:
         """The next ones were taken."""

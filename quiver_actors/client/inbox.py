@@ -52,10 +52,15 @@ class Inbox(Generic[D]):
         """Add a parcel of bundles or a gap notice behind everything that waits."""
         self._items.append(item)
 
-    def put_back(self, gap: WaitingGap) -> None:
-        """Put a gap notice back; it is the next item again."""
+    def put_back(self, item: Portion | WaitingGap) -> None:
+        """Put back a gap notice, or bundles that nobody was handed: they come next again."""
         self._recall()
-        self._items.appendleft(gap)
+        if isinstance(item, WaitingGap):
+            self._items.appendleft(item)
+        elif item.parcel.is_current:
+            parcel = item.parcel.again(item)
+            parcel.channel.take(-parcel.waiting)
+            self._items.appendleft(parcel)
 
     def take(self, now_ns: int) -> D | WaitingGap | None:
         """Return the next bundle or gap notice, if there is one."""

@@ -47,6 +47,9 @@ class Sends(Protocol):
     def send_all(self) -> None:
         """Send what waits. Called with the lock held."""
 
+    def settle(self) -> None:
+        """Wait, for seconds at most, until what was sent is durable, if its worker ends with this process. Called without the lock."""
+
 
 class BackgroundCalls:
     """The thread, and what is scheduled."""
@@ -123,6 +126,7 @@ def send_at_exit() -> None:
                 _guarded(sender.send_all)
             finally:
                 lock.release()
+            _guarded(sender.settle)
 
 
 def _guarded(call: Callable[[], None]) -> None:

@@ -276,13 +276,9 @@ class Requests:
             logger.warning(
                 "quiver.client.damaged topic=%s core=%d segment=%d error=%s", topic, core, segment_seq, reason
             )
-            exchange = self._channels.exchange
-            with exchange.lock:
-                channel = self._channels.channel(core)
-                if not exchange.is_closed and channel.is_open:
-                    channel.call(
-                        Call(lambda tag: CheckSegment(tag, topic, segment_seq, reason[:REASON_MAX], bundle_index))
-                    )
+            call = Call(lambda tag: CheckSegment(tag, topic, segment_seq, reason[:REASON_MAX], bundle_index))
+            with self._channels.exchange.lock:
+                self._channels.telling(core, call)
 
         return tell
 
@@ -293,12 +289,11 @@ class Requests:
         """
 
         def tell(counts: Mapping[int, int]) -> None:
-            exchange = self._channels.exchange
-            with exchange.lock:
+            with self._channels.exchange.lock:
                 for core, count in counts.items():
-                    channel = None if exchange.is_closed else self._channels.channel(core)
-                    if channel is not None and channel.is_open and channel.features & COUNTS_PRUNED:
-                        channel.call(Call(partial(CountPruned, topic=topic, segment_count=count)))
+                    self._channels.telling(
+                        core, Call(partial(CountPruned, topic=topic, segment_count=count)), COUNTS_PRUNED
+                    )
 
         return tell
 

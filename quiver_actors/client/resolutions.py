@@ -27,6 +27,8 @@ from quiver_actors.errors import WorkerUnavailable
 
 RESOLUTIONS_WAITING_MAX = 256
 RESOLUTION_WAIT_NS = 20 * MILLISECOND_NS
+_SETTLE_SECONDS = 5.0
+"""How long the end of the process waits for the disk."""
 
 X = TypeVar("X", bound=Exchange)
 
@@ -73,14 +75,18 @@ class Resolutions(Generic[X]):
         with exchange.lock:
             if exchange.is_closed:
                 exchange.check_open()
-            indexes = self._acked.get(parcel)
-            if indexes is None:
-                self._acked[parcel] = [bundle_index]
-            else:
-                indexes.append(bundle_index)
-            self._number += 1
-            number = self._number
-            self.note(1)
+            try:
+                indexes = self._acked.get(parcel)
+                if indexes is None:
+                    self._acked[parcel] = [bundle_index]
+                else:
+                    indexes.append(bundle_index)
+                self._number += 1
+                number = self._number
+                self.note(1)
+            except BaseException:
+                exchange.break_off()
+                raise
         return number
 
     def ack_many(self, bundles: Iterable[Bundles]) -> int:
@@ -88,12 +94,16 @@ class Resolutions(Generic[X]):
         count = 0
         with self.exchange.lock:
             self.exchange.check_open()
-            for parcel, indexes in bundles:
-                self._acked.setdefault(parcel, []).extend(indexes)
-                count += len(indexes)
-            self._number += 1
-            number = self._number
-            self.note(count)
+            try:
+                for parcel, indexes in bundles:
+                    self._acked.setdefault(parcel, []).extend(indexes)
+                    count += len(indexes)
+                self._number += 1
+                number = self._number
+                self.note(count)
+            except BaseException:
+                self.exchange.break_off()
+                raise
         return number
 
     def resolve(self, parcel: Parcel, bundle_index: int, outcome: str, delay_ns: int) -> int:
@@ -103,10 +113,14 @@ class Resolutions(Generic[X]):
             if not parcel.is_current:
                 self._note_late(parcel, [bundle_index], outcome)
                 return 0
-            self._number += 1
-            number = self._number
-            parcel.channel.resolve(parcel, (bundle_index,), outcome, delay_ns)
-            self.note(1)
+            try:
+                self._number += 1
+                number = self._number
+                parcel.channel.resolve(parcel, (bundle_index,), outcome, delay_ns)
+                self.note(1)
+            except BaseException:
+                self.exchange.break_off()
+                raise
         return number
 
     def report_unreadable(
@@ -117,7 +131,11 @@ class Resolutions(Generic[X]):
         with self.exchange.lock:
             self.exchange.check_open()
             if parcel.is_current:
-                parcel.channel.report_unreadable(parcel, bundle_index, reason, lost)
+                try:
+                    parcel.channel.report_unreadable(parcel, bundle_index, reason, lost)
+                except BaseException:
+                    self.exchange.break_off()
+                    raise
         logger.warning("quiver.subscription.unreadable bundle=%s error=%s", bundle_id, reason)
 
     def note(self, count: int) -> None:
@@ -134,18 +152,24 @@ class Resolutions(Generic[X]):
         self._waiting_count += parcels
 
     def send(self, now_ns: int) -> None:
-        """Send what waits."""
+        """Send what waits. What an interrupt leaves still counts as waiting."""
         if self._waiting_count:
-            self._waiting_count = 0
             self._sent_at_ns = now_ns
             self._record_acked()
             for channel in self._channels.opened():
                 channel.send_resolutions()
+            self._waiting_count = 0
 
     def send_all(self) -> None:
         """Send what waits, as the process ends."""
         if not self.exchange.is_closed:
             self.send(time.monotonic_ns())
+
+    def settle(self) -> None:
+        """Wait until everything resolved so far is durable, if the worker ends with this process: then nobody else makes it so. Takes the
+        lock. Raises as `settling`."""
+        if self.exchange.has_worker_inside and not self.exchange.is_closed:
+            self.exchange.run(self.settling(_SETTLE_SECONDS))
 
     def end(self) -> None:
         """Forget what was not sent."""
@@ -256,13 +280,14 @@ class Resolutions(Generic[X]):
             self._schedule()
 
     def _record_acked(self) -> None:
-        """Tell the channels what was acknowledged, all of one parcel together."""
-        acked, self._acked = self._acked, {}
-        for parcel, indexes in acked.items():
+        """Tell the channels what was acknowledged, all of one parcel together. What an interrupt leaves is told by the next call."""
+        acked = self._acked
+        for parcel, indexes in list(acked.items()):
             if parcel.is_current:
                 parcel.channel.resolve(parcel, indexes, "ack")
             else:
                 self._note_late(parcel, indexes, "ack")
+            del acked[parcel]
 
     def _note_late(self, parcel: Parcel, indexes: list[int], outcome: str) -> None:
         self.late_count += len(indexes)

@@ -333,7 +333,11 @@ class Stage:
             self._exchange.check_open()
             channel = self._channels.channel(self._core)
             if channel.is_open and channel.generation == self._generation:
-                channel.send([AbandonStage(self.wanted.topic, number)])
+                try:
+                    channel.send([AbandonStage(self.wanted.topic, number)])
+                except BaseException:
+                    self._exchange.break_off()
+                    raise
 
     def __enter__(self) -> Self:
         return self

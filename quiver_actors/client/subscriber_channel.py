@@ -106,7 +106,7 @@ class SubscriberChannel(ClaimChannel):
         return self.refusals.unopened(self.failure) is not None and self.core not in self._directory.push_cores
 
     def take(self, bundles: int = 1) -> None:
-        """Bundles of this channel have left the inbox: let the worker send others, in portions."""
+        """Bundles of this channel have left the inbox: let the worker send others, in portions. Below zero: so many came back."""
         if self._credit.take(bundles):
             self._give_credit()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from quiver_actors.client.questions import oldest_of, pending_of
 from quiver_actors.client.refused import RefusedResolution
 from quiver_actors.client.subscribe_request import StartPoints, SubscribeRequest
 from quiver_actors.client.subscription_base import SubscriptionBase
+from quiver_actors.client.told_gaps import ToldGaps
 from quiver_actors.errors import ClosedError, QuiverError
 
 CLOSE_TIMEOUT_SECONDS = 5.0
@@ -81,7 +83,11 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
             with exchange.lock:
                 if exchange.is_closed:
                     exchange.check_open()
-                item = self._consumer.take(time.monotonic_ns())
+                try:
+                    item = self._consumer.take(time.monotonic_ns())
+                except BaseException:
+                    exchange.break_off()
+                    raise
             if item is None:
                 deadline_ns = deadline_ns or deadline_after(timeout)
                 item = self._exchange.run(self._consumer.taking(deadline_ns))
@@ -104,7 +110,11 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
             return [first]
         with self._exchange.lock:
             self._exchange.check_open()
-            more = self._consumer.take_more(bundles_max - 1)
+            try:
+                more = self._consumer.take_more(bundles_max - 1)
+            except BaseException:
+                self._exchange.break_off()
+                raise
         return [first, *map(self._event, more)]
 
     def claim(self, bundle_id: BundleId, timeout: float = 10.0) -> Delivery:
@@ -218,13 +228,17 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
 
     def _gathered(self, max_rows: int, max_wait: float) -> Iterator[DeliveryBatch | GapNotice]:
         gathering = Gathering(max_rows, max_wait, self._wanted.idle_timeout, self._consumer.make)
-        return gathered(gathering, self._portion, self._batch)
+        told = ToldGaps()
+        take_back = self._consumer.take_back
+        return gathered(
+            gathering, partial(self._portion, told), self._batch, lambda left: take_back(told.with_gaps(left))
+        )
 
     def _batch(self, parts: Sequence[Part], tables: Mapping[int, pa.Table]) -> DeliveryBatch:
         self._consumer.tell_taken((part.portion.parcel, part.portion.indexes) for part in parts)
         return DeliveryBatch(self._consumer.resolutions, parts, tables)
 
-    def _portion(self, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
+    def _portion(self, told: ToldGaps, bundles_max: int, timeout: float | None) -> Portion | GapNotice | None:
         """The next bundles, all of one parcel, or the next notice that `get` would return; None when nothing came in time. Raises as
         `get`."""
         deadline_ns, consumer = deadline_after(timeout), self._consumer
@@ -234,6 +248,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
                 return item
             notice = self._tell(item)
             if isinstance(notice, GapNotice):
+                told.last = item
                 return notice
 
     def _tell(self, gap: WaitingGap) -> E | None:

@@ -22,6 +22,11 @@ class SubscriptionBase(Generic[D, X, E]):
         self._exchange = exchange
         self._consumer = consumer
         self._wanted = wanted
+        self._kept: object = None
+
+    def keep(self, kept: object) -> None:
+        """Keep an object in memory as long as the subscription is."""
+        self._kept = kept
 
     @property
     def topic(self) -> str:

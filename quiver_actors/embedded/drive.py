@@ -139,6 +139,8 @@ class Drive:
         """
         worker, self.worker = self.worker, None
         if worker is not None:
+            # What this thread has taken and not begun would be waited for.
+            worker.commits.drop_taken()
             self._gave_up(worker, why, at_once)
 
     def hand_over(self, worker: EmbeddedWorker) -> None:

@@ -67,6 +67,8 @@ class _Sleeper:
 class StoreExchange(Exchange):
     """An exchange whose connections lead to the worker of the same store."""
 
+    has_worker_inside = True
+
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._sleepers: set[_Sleeper] = set()

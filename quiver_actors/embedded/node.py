@@ -27,7 +27,7 @@ from quiver_actors.client.exchange import Flow, deadline_after
 from quiver_actors.embedded.drive import FOREVER_NS, Drive
 from quiver_actors.embedded.steward import CORE, Steward
 from quiver_actors.embedded.worker import EmbeddedWorker, OpenedHere
-from quiver_actors.errors import QuiverError, WorkerUnavailable
+from quiver_actors.errors import DiskError, QuiverError, WorkerUnavailable
 from quiver_actors.node.core_generation import begin_with
 from quiver_actors.node.node_dirs import bring_data_version_up_to_date, hold_data_dir, make_data_dir
 from quiver_actors.node.worker.context import WorkerContext
@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 _APPLYING_LOOK_NS = 5 * MILLISECOND_NS
 _DRAIN_SECONDS = 60.0
 """How long closing waits until everything is sealed; what is not is recovered by the next open."""
-_STOP_SECONDS = 5.0
+_CLOSE_SECONDS = _DRAIN_SECONDS + 30.0
+"""How long who closes waits for the clock thread, which has threads to end as well."""
+_DRAIN_LOOK_SECONDS = 0.005
 _POLICY = RestartPolicy()
 
 
@@ -53,6 +55,7 @@ class StoreDisk(PosixDisk):
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self._locks: weakref.WeakSet[PosixLock] = weakref.WeakSet()
+        _disks.add(self)
 
     def lock(self, path: str, wait_seconds: float = 0.0) -> PosixLock | None:
         """Take a lock like the base class, and remember it."""
@@ -67,8 +70,24 @@ class StoreDisk(PosixDisk):
             lock.release()
 
 
+_disks: weakref.WeakSet[StoreDisk] = weakref.WeakSet()
+"""Disks of all stores of this process, those that are being opened too."""
+
+
+def let_go_of_disks_in_child() -> None:
+    """Close a forked child's copies of the locks of all stores."""
+    for disk in list(_disks):
+        disk.let_go_in_child()
+
+
 class EmbeddedNode:
-    """One open store."""
+    """One open store.
+
+    Closing is the clock thread's work: an interrupt of who waits for it changes nothing.
+    """
+
+    has_let_go = False
+    """Whether the directory was given back."""
 
     def __init__(self, resolved: Resolved) -> None:
         """Lock, recover and serve the directory that the settings name. Blocking.
@@ -120,11 +139,16 @@ class EmbeddedNode:
         drive, worker = self.drive, self._make_worker(context)
         try:
             worker.open()
+            worker.become_ready()
+            self._steward.worker_is_ready()
+        except OSError as error:
+            worker.abandon()
+            raise DiskError(
+                "open", self.data_dir, error.errno or 0, "close files, or raise the limit (ulimit -n)"
+            ) from error
         except BaseException:
             worker.abandon()
             raise
-        worker.become_ready()
-        self._steward.worker_is_ready()
         self._started_ns = time.monotonic_ns()
         drive.worker = worker
 
@@ -166,13 +190,17 @@ class EmbeddedNode:
             except BaseException as error:  # noqa: BLE001 - this thread goes on, whatever a turn has raised
                 log_event("store.clock", {"reason": repr(error)}, logging.ERROR)
                 due_ns = time.monotonic_ns() + SECOND_NS
-            self.drive.alarm.sleep_until(due_ns)
+            if not self.is_closed:
+                self.drive.alarm.sleep_until(due_ns)
 
     def _step(self, now_ns: int) -> int:
         """Do what is due, and return when to look again."""
         if self._is_abandoned:
-            self.close()
+            self._close()
             return FOREVER_NS
+        return self._do_what_is_due(now_ns)
+
+    def _do_what_is_due(self, now_ns: int) -> int:
         drive = self.drive
         drive.drive()
         self._bury()
@@ -245,23 +273,36 @@ class EmbeddedNode:
 
     # --- the end -------------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the store is being closed, or was closed."""
+        return self._is_abandoned or self.drive.is_closing
+
     def close(self) -> None:
         """Seal what is open, make all progress durable, and give the directory back. Idempotent.
 
-        What could not be done, as the disk fails or an interrupt comes, is recovered by the next open.
+        What could not be done, as the disk fails, is recovered by the next open. Where an interrupt comes, the store is closed all the
+        same, a little later; calling this again waits for that.
         """
+        if os.getpid() != self.pid:
+            return
+        if threading.current_thread() is self._clock:
+            self._close()
+            return
+        self.abandon()
+        self._clock.join(_CLOSE_SECONDS)
+
+    def _close(self) -> None:
         drive = self.drive
-        with drive.lock:
-            if drive.is_closing:
-                return
-            drive.is_closing = True
-            if drive.worker is not None:
-                drive.worker.loop.request_drain()
-                drive.turn()
-                drive.hand_on()
-            else:
-                drive.has_drained.set()
         try:
+            with drive.lock:
+                drive.is_closing = True
+                if drive.worker is not None:
+                    drive.worker.loop.request_drain()
+                    drive.turn()
+                    drive.hand_on()
+                else:
+                    drive.has_drained.set()
             self._drain()
         finally:
             self._end()
@@ -269,36 +310,32 @@ class EmbeddedNode:
     def _drain(self) -> None:
         deadline, drive = time.monotonic() + _DRAIN_SECONDS, self.drive
         while not drive.has_drained.is_set() and time.monotonic() < deadline:
-            if threading.current_thread() is self._clock:
-                drive.drive()
+            self._do_what_is_due(time.monotonic_ns())
             with drive.lock:
                 drive.hand_on()
-            drive.has_drained.wait(0.005)
+            drive.has_drained.wait(_DRAIN_LOOK_SECONDS)
 
     def _end(self) -> None:
         self.is_closed = True
-        self.drive.wake()
-        if threading.current_thread() is not self._clock:
-            self._clock.join(_STOP_SECONDS)
         with self.drive.lock:
             if self.drive.worker is not None:
                 self._ended.append(self.drive.worker)
                 self.drive.worker = None
         self._bury()
         self._held.close()
+        self.has_let_go = True
 
     def abandon(self) -> None:
-        """Close the store in its own thread: nobody uses it any more. May be called while an object is collected."""
+        """Have the clock thread close the store: nobody uses it any more. May be called while an object is collected."""
         if os.getpid() == self.pid:
             self._is_abandoned = True
             self.drive.wake()
 
     def let_go_in_child(self) -> None:
         """Drop, in a forked child, what must be the parent's alone."""
-        self.is_closed = True
+        self.is_closed = self.has_let_go = True
         self.drive.lock = new_lock()
         self.drive.is_closing = True
-        self._disk.let_go_in_child()
         self._life_lock.release()
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 from collections.abc import Callable
 
 from quiver_actors.base.locks import new_lock
-from quiver_actors.embedded.node import EmbeddedNode
+from quiver_actors.client import later
+from quiver_actors.embedded.node import EmbeddedNode, let_go_of_disks_in_child
 from quiver_actors.errors import AlreadyRunning
 
 
@@ -21,28 +23,71 @@ _open: dict[str, EmbeddedNode] = {}
 """The stores by the real paths of their directories."""
 
 
-def opened_node(data_dir: str, make: Callable[[], EmbeddedNode]) -> EmbeddedNode:
-    """Open a store that this process does not have open yet.
+class Opening:
+    """A store that is being opened, in a thread of its own: an interrupt of who waits for it leaves no directory half open."""
 
-    Raises:
-        AlreadyRunning: it has.
-        And as `make`.
-    """
-    path = os.path.realpath(data_dir)
-    with _Doorway.lock:
-        found = _open.get(path)
-        if found is not None and not found.is_closed:
-            raise AlreadyRunning(
-                f"data directory is in use: process {os.getpid()}, which is this one, has {data_dir} open; use the store that is open, "
-                "or close it first"
-            )
-        node = _open[path] = make()
-    return node
+    def __init__(self, data_dir: str, make: Callable[[], EmbeddedNode]) -> None:
+        """Nothing is begun yet; `wait` does that."""
+        self._data_dir = data_dir
+        self._make = make
+        self._node: EmbeddedNode | None = None
+        self._error: BaseException | None = None
+        self._is_given_up = False
+        self._thread = threading.Thread(target=self._run, name="quiver-open", daemon=True)
+
+    def wait(self) -> EmbeddedNode:
+        """Open the store, unless this process has it open. Blocking.
+
+        Raises:
+            AlreadyRunning: it has.
+            And as `make`.
+        """
+        self._thread.start()
+        self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it refers to this frame, and would keep everything in memory
+        assert self._node is not None, "it was opened, or an error says why not"
+        return self._node
+
+    def give_up(self) -> None:
+        """Have the store closed, now or as soon as it is open: nobody will use it."""
+        self._is_given_up = True
+        if self._node is not None:
+            self._node.abandon()
+
+    def _run(self) -> None:
+        try:
+            self._node = self._opened()
+        except BaseException as error:  # noqa: BLE001 - raised by who waits
+            self._error = error
+        if self._is_given_up and self._node is not None:
+            self._node.abandon()
+
+    def _opened(self) -> EmbeddedNode:
+        path = os.path.realpath(self._data_dir)
+        with _Doorway.lock:
+            for closed in [each for each, node in _open.items() if node.has_let_go]:
+                del _open[closed]
+            found = _open.get(path)
+            if found is not None and not found.is_ending:
+                raise AlreadyRunning(
+                    f"data directory is in use: process {os.getpid()}, which is this one, has {self._data_dir} open; use the store that is "
+                    "open, or close it first"
+                )
+            if found is not None:
+                found.close()  # somebody has begun to: wait for it
+            node = _open[path] = self._make()
+        return node
 
 
 @atexit.register
 def close_all() -> None:
-    """Close what the program has left open."""
+    """Close what the program has left open. Acknowledgements that wait to be sent go before: nobody could take them afterwards."""
+    later.send_at_exit()
     for node in list(_open.values()):
         node.close()
     _open.clear()
@@ -52,6 +97,7 @@ def _let_go_in_child() -> None:
     _Doorway.lock = new_lock()
     for node in _open.values():
         node.let_go_in_child()
+    let_go_of_disks_in_child()
     _open.clear()
 
 

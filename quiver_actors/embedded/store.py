@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from quiver_actors.base.config.reading import resolve
 from quiver_actors.base.envelope import TraceContext
@@ -19,18 +19,22 @@ from quiver_actors.client.grouping import Planned
 from quiver_actors.client.producer import with_counts
 from quiver_actors.client.receipts import Receipts
 from quiver_actors.client.slots import Bundle
+from quiver_actors.client.subscribe_request import SubscribeRequest
+from quiver_actors.client.subscription import AnySubscription
 from quiver_actors.client.topic_commands import TopicCommands
 from quiver_actors.embedded.directory import StoreDirectory
 from quiver_actors.embedded.exchange import StoreExchange
 from quiver_actors.embedded.lane import Lane
 from quiver_actors.embedded.node import EmbeddedNode, with_one_core
-from quiver_actors.embedded.opened import opened_node
+from quiver_actors.embedded.opened import Opening
 from quiver_actors.embedded.push_channel import DirectPushChannel
 from quiver_actors.errors import ClosedError, UsageError
 from quiver_actors.shm.counters import RegionSnapshot
 
 if TYPE_CHECKING:
     from quiver_actors.store.status.node_status import NodeStatus
+
+S = TypeVar("S", bound=AnySubscription)
 
 
 def open(
@@ -58,16 +62,25 @@ def open(
         ConfigError: a setting is wrong, or others could tamper with the directory.
         UnsupportedVersion, FormatError, DiskError, StorageFull: the directory cannot be opened; nothing is lost by that.
     """
-    return Store(open_node(path, settings, config), timeout=timeout, verify_checksums=verify_checksums)
+    opening = opening_of(path, settings, config)
+    try:
+        return Store(opening.wait(), timeout=timeout, verify_checksums=verify_checksums)
+    except BaseException:
+        opening.give_up()
+        raise
 
 
-def open_node(
+def opening_of(
     path: str | os.PathLike[str], settings: Mapping[str, Any] | None, config: str | os.PathLike[str] | None
-) -> EmbeddedNode:
-    """Open the directory alone. Arguments and errors as of `open`."""
+) -> Opening:
+    """Return what opens the directory alone. Arguments as of `open`. Raises ConfigError."""
     data_dir = os.path.abspath(os.fspath(path))
     resolved = resolve(None if config is None else os.fspath(config), None, {}, settings)
-    return opened_node(data_dir, lambda: EmbeddedNode(with_one_core(resolved, data_dir)))
+    return Opening(data_dir, lambda: EmbeddedNode(with_one_core(resolved, data_dir)))
+
+
+class _User:
+    """Stands for all who use a store: its object, and the subscriptions that it has made. The last one closes it."""
 
 
 class Store(Client):
@@ -80,7 +93,8 @@ class Store(Client):
         self._node = node
         self._lanes: dict[str, Lane] = {}
         super().__init__(StoreDirectory(node.drive, node.data_dir), timeout=timeout, verify_checksums=verify_checksums)
-        self._abandon = weakref.finalize(self, node.abandon)
+        self._user = _User()
+        self._abandon = weakref.finalize(self._user, node.abandon)
         self._abandon.atexit = False
 
     def push(
@@ -151,6 +165,12 @@ class Store(Client):
         self._exchange.check_open()
         lane = self._lanes.get(topic)
         return self._lane_to(topic) if lane is None or not lane.is_open else lane
+
+    def attach(self, kind: type[S], wanted: SubscribeRequest) -> S:
+        """Open a subscription of some class, for which the store stays open. See `Client.attach`."""
+        subscription = super().attach(kind, wanted)
+        subscription.keep(self._user)
+        return subscription
 
     def _lane_to(self, topic: str) -> Lane | None:
         """A short way into a topic that this store has pushed to, else None."""

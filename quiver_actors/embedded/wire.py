@@ -357,7 +357,10 @@ class ClientEnd:
         self.worker.hang_up()
 
     def __del__(self) -> None:
-        self.worker.hang_up()
+        # None where an interrupt came before there was one.
+        worker: WorkerEnd | None = self.__dict__.get("worker")
+        if worker is not None:
+            worker.hang_up()
 
 
 class InnerDoor:

@@ -119,6 +119,10 @@ class CommitThread(DrivingThread):
             time.sleep(_LOOK_SECONDS)
         return super().stop(timeout_seconds) and not self._taken
 
+    def drop_taken(self) -> None:
+        """Drop what the calling thread has taken: the worker's life is over, and the directory says what is durable."""
+        self._taken.pop(threading.get_ident(), None)
+
     def give_back(self, interrupt: BaseException | None) -> None:
         """The calling thread is interrupted: what it has taken is done again by this thread, unless it had failed.
 
@@ -261,10 +265,16 @@ class EmbeddedWorker(Worker):
         return self.wire, -1
 
     def _start_threads(self, wake_fd: int) -> tuple[JobThread, JobThread, JobThread, JobThread]:
+        # One by one: those that run are ended where the process has no descriptor for another.
+        own = self._own_threads
         self.commits = CommitThread("quiver-sync", self._drive)
-        seal, ask = DrivingThread("quiver-seal", self._drive), AskingThread("quiver-ask", self._drive)
+        own.append(self.commits)
+        seal = DrivingThread("quiver-seal", self._drive)
+        own.append(seal)
+        ask = AskingThread("quiver-ask", self._drive)
+        own.append(ask)
         cold = AskingThread("quiver-cold", self._drive)
-        self._own_threads = [self.commits, seal, ask, cold]
+        own.append(cold)
         return self.commits, seal, ask, cold
 
     def _lone_commits(self, sync: JobThread, poll: Poll) -> CarryOut:

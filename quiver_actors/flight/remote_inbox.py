@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow as pa
 from quiver_actors.base.locks import new_lock
 from quiver_actors.base.units import MILLISECOND_NS, SECOND_NS
 from quiver_actors.client import GapNotice
-from quiver_actors.client.grants import Grant, Parcel
+from quiver_actors.client.grants import Grant, Parcel, Portion
 from quiver_actors.client.resolutions import Resolutions
 from quiver_actors.client.subscribe_request import SubscribeRequest
 from quiver_actors.errors import ClosedError, WorkerUnavailable
@@ -60,6 +60,16 @@ class RemoteInbox(Generic[D]):
         """A notice could not be handed over: it comes next again."""
         with self._lock:
             self._waiting.appendleft(notice)
+
+    def take_back(self, left: Sequence[Portion | GapNotice], make: Callable[[Parcel, int, int], D]) -> None:
+        """What was taken and not handed over comes next again, in its order. `make` makes the delivery of a bundle. Takes no lock: an
+        iterator may be collected while this thread holds it."""
+        for item in reversed(left):
+            if isinstance(item, GapNotice):
+                self._waiting.appendleft(item)
+            else:
+                (index,), (count,) = item.indexes, item.counts
+                self._waiting.appendleft(make(item.parcel, index, count))
 
     def was_told(self) -> None:
         """A notice was handed over."""

@@ -230,6 +230,12 @@ def test_asyncio_begins_in_the_archive(node: ClientNode) -> None:
             await asyncio.sleep(0)
             cancelled.cancel()
             assert isinstance((await asyncio.gather(cancelled, return_exceptions=True))[0], asyncio.CancelledError)
+            for pause_seconds in (0.0, 0.001, 0.002, 0.004):
+                many = asyncio.ensure_future(deliveries.get_many(3, 20))
+                await asyncio.wait([many], timeout=pause_seconds)
+                many.cancel()
+                (outcome,) = await asyncio.gather(many, return_exceptions=True)
+                found += map(number_of, outcome) if isinstance(outcome, list) else []
             found += [number_of(delivery) for delivery in await deliveries.get_many(3, 20)]
             assert found == list(range(len(found)))
             with await deliveries.claim(BundleId("wide", 0, 4, 0)) as claimed:

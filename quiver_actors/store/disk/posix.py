@@ -293,6 +293,8 @@ class PosixDisk:
             raise _disk_error("list", path, error) from error
         try:
             return sorted(os.listdir(descriptor))
+        except OSError as error:
+            raise _disk_error("list", path, error) from error
         finally:
             os.close(descriptor)
 

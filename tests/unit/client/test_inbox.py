@@ -92,7 +92,11 @@ def test_every_bundle_is_handed_over_lost_or_given_back_once(prefetch: int) -> N
                 else:
                     gaps -= 1
             elif isinstance(item, Portion):
-                handed += item.indexes
+                # The caller may want no more in the middle of what was taken for him.
+                count = len(item.indexes)
+                stop = count if chance.random() < 0.5 else chance.randrange(count)
+                handed += item.indexes[:stop]
+                inbox.put_back(item.part(stop, count))
             elif item is not None:
                 handed.append(item)
         assert inbox.waiting == arrived - len(handed)
@@ -180,6 +184,22 @@ def test_what_the_worker_withdraws_is_not_handed_over() -> None:
     assert inbox.withdraw(parcel.grant, {5, 6}) == 2
     assert [inbox.take(1) for _ in range(5)] == [7, 8, 9, 20, 21]
     assert (parcel.grant.waiting, inbox.waiting, inbox.lost_count) == (0, 0, 5)
+
+
+def test_bundles_that_are_put_back_and_were_withdrawn_or_lost_meanwhile_do_not_come_again() -> None:
+    sender, inbox = Sender(), inbox_of(64)
+    parcel = parcel_of(sender, 0, 10)
+    inbox.append(parcel)
+    first, second = inbox.take_portion(1, 4), inbox.take_portion(1, 4)
+    assert isinstance(first, Portion)
+    assert isinstance(second, Portion)
+    assert parcel.grant.withdraw(2, 5) == {2, 3, 4}
+    inbox.put_back(second)
+    inbox.put_back(first)
+    assert [inbox.take(1) for _ in range(7)] == [0, 1, 5, 6, 7, 8, 9]
+    sender.generation = 1
+    inbox.put_back(first)
+    assert inbox.take(1) is None
 
 
 def test_bundles_of_a_lost_connection_are_not_handed_over() -> None:

@@ -28,6 +28,7 @@ from tests.unit.client.feeding import batch
 from tests.unit.client.peer import Background, Peer, PeerSession, refuse, write_node_file
 
 BUNDLES = 200
+_NOBODYS_TAG = 1 << 40
 
 Way = tuple[type[Message], Callable[[Client], object]]
 
@@ -113,6 +114,8 @@ def test_a_worker_that_acknowledges_nothing_is_waited_for_until_the_timeout(
 ) -> None:
     def stay_silent(session: PeerSession, message: ClientMessage) -> bool:
         clock.ahead_ns += 31 * SECOND_NS
+        # It answers nothing: a client that waits already looks at its clock again.
+        session.send(Done(_NOBODYS_TAG))
         return True
 
     peer.handlers[BeginStage] = begin

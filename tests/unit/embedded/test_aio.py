@@ -37,3 +37,18 @@ def test_tasks_push_and_subscribe_in_one_loop(tmp_path: Path) -> None:
             await store.push(numbered(1))
 
     asyncio.run(main())
+
+
+def test_a_store_whose_opening_was_cancelled_is_closed_again(tmp_path: Path) -> None:
+    """Regression: nobody had the store, and its directory was in use until the process ended."""
+
+    async def main() -> None:
+        opening = asyncio.ensure_future(aio.open(tmp_path / "data"))
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        async with await aio.open(tmp_path / "data") as store:
+            await store.push(numbered(1))
+
+    asyncio.run(main())
