@@ -164,13 +164,10 @@ class TopicStreamReader(DataSourceStreamReader):
         self._acknowledge(self._positions(end))
 
     def _acknowledge(self, positions: Positions) -> None:
-        nodes = node_set(self._options)
-        present = nodes.all()
         by_node: dict[str, list[Acknowledge]] = {}
         for place, position in positions.items():
             last = offsets.last_bundle_before(position)
-            # A node that has left has nothing that anybody could still read.
-            if last is not None and place.node in present:
+            if last is not None:
                 request = Acknowledge(self._options.topic, self._subscriber, place.core, *last)
                 by_node.setdefault(place.node, []).append(request)
 
@@ -178,7 +175,8 @@ class TopicStreamReader(DataSourceStreamReader):
             for request in by_node[node.name]:
                 node.acknowledge(request)
 
-        nodes.ask(by_node, acknowledge)
+        # A node that has left has nothing that anybody could still read.
+        node_set(self._options).ask_present(by_node, acknowledge)
 
     # --- private -------------------------------------------------------------------------------------------------------------
 
@@ -371,7 +369,7 @@ class TopicStreamReader(DataSourceStreamReader):
                 gap.bundle_count,
             )
         request = ConfirmGap(self._options.topic, self._subscriber, place.core, gap.notice)
-        node_set(self._options).get(place.node).confirm_gap(request)
+        node_set(self._options).ask_present([place.node], lambda node: node.confirm_gap(request))
         self._gaps_seen.add((place, gap.notice))
 
     def _lost(self, reason: str, bundle_count: int = 0) -> None:
