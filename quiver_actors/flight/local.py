@@ -44,7 +44,6 @@ from quiver_actors.flight.contract import (
     Weights,
     schema_of,
 )
-from quiver_actors.flight.pruning import unmatched
 from quiver_actors.flight.remote_clients import RemoteClients, TellStatus, tell_nothing
 from quiver_actors.flight.rows import read_rows
 from quiver_actors.flight.stored import (
@@ -163,6 +162,9 @@ class LocalNode:
             by_core.setdefault(each.core, {}).update(each.rows)
         if request.wanted is None:
             return SlotRows(by_core)
+        # It loads pyarrow.dataset, and that pandas: more than all the rest of a process that plans a read.
+        from quiver_actors.flight.pruning import unmatched
+
         left_out = unmatched(client.statistics(request.topic), request.wanted)
         client.tell_pruned(request.topic, {core: len(segments) for core, segments in left_out.items()})
         in_archive = {each.core: each.statistics for each in archived}
