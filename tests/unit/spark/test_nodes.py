@@ -109,7 +109,7 @@ def test_who_needs_the_answer_of_a_node_that_leaves_is_told_at_once(nodes: Nodes
     nodes.start("stays")
     leaving = nodes.start("leaves", is_silent=True)
     asked = nodes.asked()
-    with pytest.raises(NotRunning, match="^leaves: not in .*nodes' any more"):
+    with pytest.raises(NotRunning, match=r"^leaves: not in .*nodes' any more"):
         while_silent(leaving, lambda: asked.ask(["leaves", "stays"], look), lambda: nodes.directory.leave("leaves"))
 
 
