@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from quiver_actors.errors import QuiverError
 from quiver_actors.flight.contract import Node
@@ -112,7 +112,8 @@ class _Turn(Generic[L]):
                 self._look = in_background(self._watch.look)
                 self._late_seconds = min(_LATE_SECONDS_MAX, 2 * self._late_seconds)
             return done
-        wait([*pending, look], return_when=FIRST_COMPLETED)
+        news: list[Future[Any]] = [*pending, look]
+        wait(news, return_when=FIRST_COMPLETED)
         if look.done():
             self._look = None
             with contextlib.suppress(QuiverError):  # The next look may do better.

@@ -27,7 +27,7 @@ DEADLINE_SECONDS = 50
 """Less than a question waits for a node that says nothing."""
 
 
-class Peer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+class Peer(fl.FlightServerBase):
     """The server of one node, as far as questions need it."""
 
     def __init__(self, name: str, *, is_silent: bool = False) -> None:
