@@ -9,7 +9,7 @@ from xdist.scheduler import LoadFileScheduling
 
 ONE_SESSION = frozenset(
     f"tests/integration/test_spark_{name}.py"
-    for name in ("agreement", "archive", "commit", "connection", "drain", "live", "source", "stream")
+    for name in ("agreement", "archive", "commit", "connection", "drain", "live", "protocols", "source", "stream")
 )
 
 
