@@ -55,7 +55,7 @@ test: lint
 	@$(MAKE) --no-print-directory $(SPARK_CLASSES)
 	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder tests
 
-# Once for an environment, for half a minute of CPU time: the JVMs of the tests start with half of theirs from it.
+# Once for an environment: the JVMs of the tests start sooner from it.
 $(SPARK_CLASSES): $(STAMP)
 	@$(BIN)/python -m tests.support.spark_classes $@
 

@@ -1,4 +1,4 @@
-"""An archive of the classes that Spark loads, from which the JVMs of the tests start with about half of the CPU time.
+"""An archive of the classes that Spark loads, from which the JVMs of the tests start sooner.
 
     python -m tests.support.spark_classes FILE      makes it; an empty file where this Java cannot
 
