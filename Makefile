@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+SPARK_CLASSES := $(VENV)/spark-classes.jsa
 EXTRAS := spark,spark-jre,demo,metrics,archive,delta,iceberg,query,top,docs,dev
 SOURCES := quiver_actors pyspark_quiver shm supervisor tests benchmarks examples
 PYTEST := $(BIN)/python -m pytest -q
@@ -51,19 +52,24 @@ demo: $(STAMP)
 # One process compiles the tests beside mypy; else each of the processes that run them would.
 test: lint
 	@$(PYTEST) --collect-only tests >/dev/null 2>&1 & $(MAKE) --no-print-directory types; types=$$?; wait; exit $$types
+	@$(MAKE) --no-print-directory $(SPARK_CLASSES)
 	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder tests
+
+# Once for an environment: the JVMs of the tests start sooner from it.
+$(SPARK_CLASSES): $(STAMP)
+	@$(BIN)/python -m tests.support.spark_classes $@
 
 # The tests that failed in the run before, one at a time. Without a run before there is nothing to do, which is a failure.
 test-failed: $(STAMP)
 	$(PYTEST) --last-failed --last-failed-no-failures none tests
 
-test-long: $(STAMP)
+test-long: $(STAMP) $(SPARK_CLASSES)
 	$(PYTEST) -m long -n 2 --dist load tests
 
 test-demo: $(STAMP)
 	$(PYTEST) -m demo tests/integration/test_demo.py
 
-test-cluster: $(STAMP)
+test-cluster: $(STAMP) $(SPARK_CLASSES)
 	$(PYTEST) -m cluster tests/cluster
 
 # Real object stores that no Python package brings. moto, which one does, is in `make test`. A server that cannot be installed is skipped, visibly.

@@ -1,6 +1,6 @@
 """How the tests are distributed over several processes: a file at a time, and together the files that share one Spark session.
 
-And how the JVMs of all tests run: for a minute or less, so they compile quickly rather than well, which takes half of the CPU time.
+And how the JVMs of all tests run: see `spark_classes`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+from tests.support.spark_classes import JVM_OPTIONS, archive_options
+
+os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)
+os.environ.setdefault("SPARK_SUBMIT_OPTS", archive_options())
 
 # Started in the background of a shell, all processes would ignore the SIGINT with which tests end commands.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

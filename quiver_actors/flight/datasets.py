@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,9 +25,11 @@ from quiver_actors.errors import ClosedError, ProtocolError, QuotaExceeded
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.contract import schema_bytes
 from quiver_actors.flight.token_limit import TokenLimit
-from quiver_actors.query.dataset import TopicDataset
 from quiver_actors.query.snapshot import SEGMENTS_MAX
 from quiver_actors.query.span import Bound
+
+if TYPE_CHECKING:
+    from quiver_actors.query.dataset import TopicDataset
 
 IDLE_SECONDS = 600.0
 DATASETS_MAX = 64

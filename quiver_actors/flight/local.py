@@ -54,7 +54,6 @@ from quiver_actors.flight.contract import (
     Weights,
     schema_of,
 )
-from quiver_actors.flight.pruning import unmatched
 from quiver_actors.flight.remote_clients import RemoteClients, TellStatus, tell_nothing
 from quiver_actors.flight.rows import read_rows
 from quiver_actors.flight.stored import (
@@ -176,6 +175,9 @@ class LocalNode:
             by_core.setdefault(each.core, {}).update(each.rows)
         if request.wanted is None:
             return SlotRows(by_core)
+        # It loads pyarrow.dataset, and that pandas: more than all the rest of a process that plans a read.
+        from quiver_actors.flight.pruning import unmatched
+
         # Where the archive has more of a segment than the disk, its word alone counts.
         on_disk = {
             core: {seq: each for seq, each in segments.items() if not _is_archived(request, core, seq)}

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from quiver_actors.base.rights import TokenHolder
-from quiver_actors.errors import ProtocolError
+from quiver_actors.client import Client
+from quiver_actors.errors import ClosedError, ProtocolError, WorkerUnavailable
 from quiver_actors.flight.callers import (
     MIDDLEWARE,
     TokenCheck,
@@ -107,7 +108,12 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         if isinstance(request, RemoteRequest):
             return iter([msgspec.json.encode(self._node.remote_clients.answer(holder, request))])
         check_allowed(holder, request)
-        return iter([msgspec.json.encode(self._answer(request))])
+        try:
+            return iter([msgspec.json.encode(self._answer(request))])
+        except ClosedError as error:
+            if self._ended.is_set():
+                raise WorkerUnavailable(f"node {self._node.name} does not answer, and its server is ending") from error
+            raise
 
     @explained
     def list_actions(self, context: fl.ServerCallContext) -> list[fl.ActionType]:
@@ -151,9 +157,15 @@ class NodeServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no t
         """Store bundles, and answer with their receipts when they are as durable as these say; the token's role is checked first."""
         self._node.remote_clients.pushes.put(holder_of(context), descriptor, reader, writer)
 
-    def shutdown(self) -> None:
-        """End the server, the consumers and holds of its callers, and its background thread."""
+    def shutdown(self, *, ended: Client | None = None) -> None:
+        """End the server, the consumers and holds of its callers, and its background thread. Calls that are under way are waited for.
+
+        Args:
+            ended: the client of a node that has ended, to close: nobody is waited for who waits for its workers to come back.
+        """
         self._ended.set()
+        if ended is not None:
+            ended.close()
         self._node.remote_clients.close()
         super().shutdown()
         self._node.close()

@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -114,14 +114,11 @@ def publish(options: SourceOptions, tokens: Iterable[Token]) -> None:
     """Make decided bundles visible on every node, at once; a node that is away is tried until `pushTimeout`.
 
     Raises:
-        QuiverError: a node could not be reached in time; the decision stands, and publishing goes on when the write is repeated.
+        QuiverError: a node could not be reached in time, or was taken out meanwhile; the decision stands, and publishing goes on when the
+            write is repeated.
     """
     by_node = _by_node(tokens)
-
-    def publish_on(node: Node) -> None:
-        _patiently(lambda: node.publish(by_node[node.name]), options.push_timeout_ns)
-
-    node_set(options).ask(by_node, publish_on)
+    node_set(options).ask(by_node, _publishing(options, by_node))
 
 
 def abort(options: SourceOptions, attempt: Attempt) -> None:
@@ -165,16 +162,38 @@ def open_attempt(txn_id: str, decisions: str) -> Attempt | None:
 
 
 def publish_again(options: SourceOptions, txn_id: str, decisions: str) -> None:
-    """See to it that a committed transaction is visible everywhere."""
+    """See to it that a committed transaction is visible everywhere.
+
+    A node that has left is passed over with a warning: one that was drained had published all that was decided. What one that was taken
+    out by force has not published, it publishes when it is back, within `stageTtl`, as the decision stands.
+    """
     found = Decisions(decisions).find(txn_id)
-    if found is not None:
+    if found is None:
+        return
+    nodes = node_set(options)
+    if nodes.where is None:
         publish(options, found.tokens)
+        return
+    nodes.look_again()  # A node may have come just before it took part.
+    by_node = _by_node(found.tokens)
+    published = nodes.ask_present(by_node, _publishing(options, by_node))
+    for name in sorted(by_node.keys() - published.keys()):
+        logger.warning(
+            "quiver.spark.published_without txn=%s node=%s: it is not in the directory of nodes", txn_id, name
+        )
 
 
 def forget(txn_id: str, decisions: str) -> None:
     """Remove the decision of a transaction that is published everywhere and will never be run again. Losers that ask for it are dropped."""
     with contextlib.suppress(QuiverError):
         Decisions(decisions).remove(txn_id)
+
+
+def _publishing(options: SourceOptions, by_node: Mapping[str, list[str]]) -> Callable[[Node], None]:
+    def publish_on(node: Node) -> None:
+        _patiently(lambda: node.publish(by_node[node.name]), options.push_timeout_ns)
+
+    return publish_on
 
 
 def _by_node(tokens: Iterable[Token]) -> dict[str, list[str]]:

@@ -6,36 +6,38 @@ holds last from one micro-batch to the next.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
 from quiver_actors.base.file_systems import shown
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client
+from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.errors import NotRunning, QuiverError, UsageError
 from quiver_actors.flight.contract import Look, Node
 from quiver_actors.flight.local import LocalNode
 from quiver_actors.flight.members import NODES_VARIABLE, Member, members_of
+from quiver_actors.spark.asking import Watch, ask_at_once
 from quiver_actors.spark.connection import forget_client, node_client
 from quiver_actors.spark.options import SourceOptions
 
 T = TypeVar("T")
 
 _MEMBERS_FRESH_NS = 5 * SECOND_NS
-_ASKED_AT_ONCE = 16
 
-_Key = tuple[int, str | None, int | None, str | None, str | None, str | None]
+_Key = tuple[int, str | None, int | None, str | None, str | None, str | None, int]
 _sets: dict[_Key, NodeSet] = {}
 
 
 def node_set(options: SourceOptions) -> NodeSet:
     """The nodes of these options, as this process knows them."""
     where = options.nodes or os.environ.get(NODES_VARIABLE) or None
-    key = (os.getpid(), options.run_dir, options.trusted_uid, where, options.token, options.tls_roots)
+    reached = options.run_dir, options.trusted_uid, where, options.token, options.tls_roots
+    key = (os.getpid(), *reached, options.push_timeout_ns)
     found = _sets.get(key)
     if found is None:
         found = _sets[key] = NodeSet(options, where)
@@ -58,6 +60,10 @@ class NodeSet:
     def where(self) -> str | None:
         """The list or directory of nodes."""
         return self._where
+
+    def look_again(self) -> None:
+        """Forget what the directory said before: the next question reads it anew."""
+        self._members_at_ns = 0
 
     def members(self) -> Mapping[str, Member]:
         """Return the nodes in the directory, at most a few seconds old."""
@@ -93,8 +99,11 @@ class NodeSet:
         local = self.local()
         if local is not None and local.name == name:
             return local
-        member = self.members().get(name)
-        location = member.location if member is not None else location
+        location = self.location(name) or location
+        if not location and self._where is not None:
+            # It may have come since: its tokens can be faster than the next look at the directory.
+            self.look_again()
+            location = self.location(name)
         if not location:
             raise UsageError(
                 f"node {name!r} is neither the one of this host{'' if local is None else f' ({local.name!r})'} nor announced: "
@@ -130,36 +139,108 @@ class NodeSet:
 
         Raises:
             UnknownTopic: it has not.
-            NotRunning, WorkerUnavailable: no node can be asked.
+            NotRunning, WorkerUnavailable: no node can be asked, or the first that is there does not answer.
         """
         local = self.local()
         if local is not None:
             local.check_topic(topic)
             return
-        next(iter(self.all().values())).look(Look(topic))
+        for name in self.all():
+            if self.ask_present([name], lambda node: node.look(Look(topic))):
+                return
+        raise NotRunning(f"all nodes have left {shown(self._where or '')!r} meanwhile: start the job again")
 
     def ask(self, names: Iterable[str], question: Callable[[Node], T]) -> dict[str, T]:
-        """Put a question to several nodes at once. The first error is raised when all have answered."""
-        nodes = [self.get(name) for name in names]
-        if len(nodes) < 2:
-            return {node.name: question(node) for node in nodes}
-        with ThreadPoolExecutor(min(len(nodes), _ASKED_AT_ONCE)) as threads:
-            answers = list(threads.map(question, nodes))
-        return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
+        """Put a question to several nodes at once. The first error is raised when all have answered.
+
+        Raises:
+            NotRunning: a node has left meanwhile.
+        """
+        nodes = {name: self.get(name) for name in names}
+        answers = self._put(nodes, question)
+        left = ", ".join(sorted(nodes.keys() - answers.keys()))
+        if left:
+            raise NotRunning(
+                f"{left}: not in {shown(self._where or '')!r} any more, the directory of nodes, and does not answer: it was drained, or "
+                "taken out by force. Start the job again, which goes on with the other nodes"
+            )
+        return answers
+
+    def ask_present(self, names: Iterable[str], question: Callable[[Node], T]) -> dict[str, T]:
+        """Put the question to those of the nodes that are there; one that has left, or leaves meanwhile, has no answer."""
+        present = self.all()
+        return self._put({name: present[name] for name in names if name in present}, question)
 
     def ask_all(self, question: Callable[[Node], T]) -> dict[str, T]:
-        """Put the question to every node, in the order of their names. A node that has left meanwhile is left out: it was drained."""
-        names = self.all()
-        try:
-            return self.ask(names, question)
-        except QuiverError as error:
-            self._members_at_ns = 0
+        """Put the question to every node, in the order of their names. A node that has left meanwhile is left out: it was drained.
+
+        Raises:
+            NotRunning: none is left.
+        """
+        # Where all have left, those that have come meanwhile are asked.
+        return self._put(self.all(), question) or self._put(self.all(), question)
+
+    def _put(self, nodes: Mapping[str, Node], question: Callable[[Node], T]) -> dict[str, T]:
+        """Answers of the nodes that have not left. One that was announced anew meanwhile is asked again, where it is now."""
+        if self._where is None:
+            return {name: question(node) for name, node in nodes.items()}
+        answers: dict[str, T] = {}
+        asked = nodes
+        while asked:
+            # The directory as it was when these were asked.
+            watch = Watch(partial(members_of, self._where), partial(self._gone, asked, dict(self._members)))
+            found = ask_at_once(asked, question, watch)
+            answers |= found.found
+            gone = found.gone
+            if found.errors:
+                gone |= self._gone_by_now(watch, found.errors)
+                failed = [name for name in asked if name in found.errors.keys() - gone]
+                if failed:
+                    raise found.errors[failed[0]]
+            asked = {name: self._remote(name, self._members[name].location) for name in gone if name in self._members}
+        return {name: answers[name] for name in nodes if name in answers}
+
+    def _gone(self, asked: Mapping[str, Node], members: Mapping[str, Member], found: dict[str, Member]) -> set[str]:
+        """The nodes that are not where they were asked.
+
+        Args:
+            members: the directory when they were asked.
+            found: the directory now. An empty one says nothing: it may be another one's place, or not mounted.
+        """
+        if not found:
+            return set()
+        self._members, self._members_at_ns = found, time.monotonic_ns()
+        gone = {name for name in asked if name not in found or found[name] != members.get(name)}
+        local = self._local
+        if local is not None and local.name in gone and asked[local.name] is local:
+            if local.name not in members or self._is_running_here():
+                gone.discard(local.name)
+            else:
+                self._forget_client()
+        return gone
+
+    def _gone_by_now(self, watch: Watch[dict[str, Member]], errors: Mapping[str, QuiverError]) -> set[str]:
+        """The nodes that have failed because they are gone. Where the directory cannot be read, what they said is all that is known."""
+        gone: set[str] = set()
+        with contextlib.suppress(QuiverError):
+            gone |= set(watch.gone(watch.look()))
+        for name, error in errors.items():
             if isinstance(error, NotRunning):
-                forget_client(self._options.run_dir, trusted_uid=self._options.trusted_uid)
-            present = self.all()
-            if names.keys() <= present.keys():
-                raise
-        return self.ask([name for name in names if name in present], question)
+                self._forget_client()
+                if name not in self._members:
+                    gone.add(name)
+        return gone
+
+    def _forget_client(self) -> None:
+        forget_client(self._options.run_dir, trusted_uid=self._options.trusted_uid)
+
+    def _is_running_here(self) -> bool:
+        """Whether this host's node says that it runs: one that was drained or stopped does not."""
+        try:
+            NodeDirectory(self._options.run_dir, self._options.trusted_uid)
+        except NotRunning:
+            return False
+        return True
 
     def _remote(self, name: str, location: str) -> Node:
         known = self._nodes.get(name)

@@ -141,13 +141,11 @@ class TopicStreamReader(DataSourceStreamReader):
         self._acknowledge(self._positions(end))
 
     def _acknowledge(self, positions: Positions) -> None:
-        nodes = node_set(self._options)
-        present = nodes.all()
         by_node: dict[str, list[Acknowledge]] = {}
         for place, position in positions.items():
             last, core = offsets.last_bundle_before(position), self._core(place)
-            # A node that has left has nothing that anybody could still read, nor has the worker of a retired core.
-            if last is not None and place.node in present and not (core and core.is_retired):
+            # Nothing has to be told of a retired core: it has no worker.
+            if last is not None and not (core and core.is_retired):
                 request = Acknowledge(self._options.topic, self._subscriber, place.core, *last)
                 by_node.setdefault(place.node, []).append(request)
 
@@ -155,7 +153,8 @@ class TopicStreamReader(DataSourceStreamReader):
             for request in by_node[node.name]:
                 node.acknowledge(request)
 
-        nodes.ask(by_node, acknowledge)
+        # A node that has left has nothing that anybody could still read.
+        node_set(self._options).ask_present(by_node, acknowledge)
 
     # --- private -------------------------------------------------------------------------------------------------------------
 
@@ -354,7 +353,7 @@ class TopicStreamReader(DataSourceStreamReader):
                 gap.bundle_count,
             )
         request = ConfirmGap(self._options.topic, self._subscriber, place.core, gap.notice)
-        node_set(self._options).get(place.node).confirm_gap(request)
+        node_set(self._options).ask_present([place.node], lambda node: node.confirm_gap(request))
         self._gaps_seen.add((place, gap.notice))
 
     def _lost(self, reason: str, bundle_count: int = 0) -> None:

@@ -99,13 +99,17 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         if options.commit_protocol == "none":
             return write_task(options, None, iterator)
         txn_id = micro_batch_id()
-        if options.commit_protocol == "task":
-            return write_partition(options, txn_id, self._decisions, iterator)
         attempt = commit.open_attempt(txn_id, self._decisions)
         if attempt is None:
             skip_task(iterator)
+            if options.commit_protocol == "task":
+                # It was committed as a whole before the option was changed.
+                commit.publish_again(options, txn_id, self._decisions)
             # The commit finds the decision by the transaction's name.
             return TaskWritten(attempt=commit.Attempt(txn_id, 0, self._decisions), is_done_before=True)
+        if options.commit_protocol == "task":
+            return write_partition(options, txn_id, self._decisions, iterator)
+        check_not_by_tasks(txn_id, self._decisions)
         return write_task(options, attempt, iterator)
 
     @message_first
@@ -136,8 +140,7 @@ def write_partition(
     options: SourceOptions, txn_id: str, decisions: str, batches: Iterator[pa.RecordBatch]
 ) -> TaskWritten:
     """`commitProtocol=task`: stage, decide and publish the rows of one partition in its task."""
-    context = TaskContext.get()
-    own_id = f"{txn_id}-p{context.partitionId() if context is not None else 0}"
+    own_id = id_of_partition(txn_id)
     attempt = commit.open_attempt(own_id, decisions)
     if attempt is None:
         written = skip_task(batches)
@@ -146,6 +149,25 @@ def write_partition(
     written = write_task(options, attempt, batches)
     commit.publish(options, commit.decide(attempt, tokens_of([written])).tokens)
     return TaskWritten(written.bundles, written.rows, attempt)
+
+
+def id_of_partition(txn_id: str) -> str:
+    """The transaction of the calling task alone, with `commitProtocol=task`."""
+    context = TaskContext.get()
+    return f"{txn_id}-p{context.partitionId() if context is not None else 0}"
+
+
+def check_not_by_tasks(txn_id: str, decisions: str) -> None:
+    """
+    Raises:
+        UsageError: a task has committed rows of this micro-batch by itself. All of them would be stored once more.
+    """
+    own_id = id_of_partition(txn_id)
+    if commit.open_attempt(own_id, decisions) is None:
+        raise UsageError(
+            f"this micro-batch was begun with commitProtocol=task, and {own_id} is committed: end it with that (start the query once with "
+            "commitProtocol=task and trigger availableNow), then change the option"
+        )
 
 
 def micro_batch_id() -> str:

@@ -21,8 +21,9 @@ from tests.docs.pages import ELSEWHERE, ROOT, blocks_of, pages
 _PAGE_SECONDS = 300
 WITH_TEXT_IN_COLUMNS = ("benchmarks",)
 """What the measuring programs say about their methods."""
-SPARK = "spark.master local[2]\nspark.sql.shuffle.partitions 2\nspark.ui.enabled false\n"
-"""Spark settings of a small machine: with the default of 200 tasks, ten rows take a minute."""
+SPARK = "--master local[2] --conf spark.sql.shuffle.partitions=2 --conf spark.ui.enabled=false pyspark-shell"
+"""Spark settings of a small machine: with the default of 200 tasks, ten rows take a minute. In a file, they would be in a directory of the
+class path, which the archive of Spark's classes does not have."""
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -42,8 +43,6 @@ def environment(home: Path) -> dict[str, str]:
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m quiver_actors.cli.main "$@"\n')
     command.chmod(0o755)
     (home / "bin" / "python").symlink_to(sys.executable)
-    (home / "spark").mkdir()
-    (home / "spark" / "spark-defaults.conf").write_text(SPARK)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("QUIVER_")}
     return kept | {
         "HOME": str(home),
@@ -51,7 +50,7 @@ def environment(home: Path) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "QUIVER_RUN_DIR": str(home / "run"),
         "PYSPARK_PYTHON": sys.executable,
-        "SPARK_CONF_DIR": str(home / "spark"),
+        "PYSPARK_SUBMIT_ARGS": SPARK,
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -20,7 +20,7 @@ from tests.integration.spark_node import Node, ResumedQuery
 EXAMPLES = ROOT / "examples"
 SCRIPT_SECONDS = 120
 SPARK_SECONDS = 600
-SPARK = "spark.sql.shuffle.partitions 2\nspark.ui.enabled false\n"
+SPARK = "--conf spark.sql.shuffle.partitions=2 --conf spark.ui.enabled=false pyspark-shell"
 """Spark settings that are usual on a small machine."""
 
 
@@ -36,14 +36,13 @@ class Scripts:
 
     def __init__(self, node: Node, home: Path) -> None:
         self._home = home
-        (home / "spark-defaults.conf").write_text(SPARK)
         self._environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "QUIVER_RUN_DIR": str(node.run_dir),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_CONF_DIR": str(home),
+            "PYSPARK_SUBMIT_ARGS": SPARK,
         }
 
     def run(self, name: str, *arguments: str, seconds: float = SCRIPT_SECONDS) -> str:

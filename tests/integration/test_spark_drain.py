@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from quiver_actors.flight.members import members_of
 from quiver_actors.spark.stream_readers import HAS_ADMISSION_CONTROL
-from tests.integration.node_process import ROOT, command_line, run_quiver
-from tests.integration.spark_node import Node, ResumedQuery, wait_until
+from tests.integration.leaving_nodes import push, served
+from tests.integration.node_process import run_quiver
+from tests.integration.spark_node import ResumedQuery, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,28 +29,6 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@contextmanager
-def served(name: str, nodes: Path) -> Iterator[Node]:
-    """A node that others reach; it may have ended before."""
-    node = Node(f"node = '{name}'\n[segment]\nmax_open_duration = '100ms'\n[topics.moving]\n")
-    serve = command_line("quiver_actors.cli.main", "serve", "--run-dir", str(node.run_dir), "--nodes", str(nodes))
-    with subprocess.Popen([*serve, "--listen", "127.0.0.1:0"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith("quiver serving")
-            yield node
-        finally:
-            process.terminate()
-            process.wait(30)
-            node.kill()
-            node.directories.remove()
-
-
-def push(node: Node, first: int, count: int) -> None:
-    with node.client() as client:
-        client.push(pa.record_batch({"n": pa.array(range(first, first + count), pa.int64())}), topic="moving")
 
 
 def rows_committed(output: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,18 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_statistics(node: Node) -> None:
+    """Two topics of three segments each. They are sealed before all tests of this file: statistics are made ten seconds after that."""
+    with connect(node.run_dir) as client:
+        client.create_topic("counted")
+        for topic in ("bounds", "counted"):
+            for first in (0, 100, 200):
+                client.push(pa.record_batch({"n": range(first, first + 10)}), topic=topic, key="one worker")
+                client.flush(topic)
+        client.push(pa.record_batch({"n": [250]}), topic="bounds", key="one worker")  # not sealed: always planned
 
 
 def save(frame: DataFrame, topic: str, **options: str) -> None:
@@ -114,11 +125,6 @@ def test_segments_without_a_wanted_slot_are_not_even_planned(spark: SparkSession
 def test_segments_whose_values_do_not_match_are_not_even_planned(
     spark: SparkSession, node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with connect(node.run_dir) as client:
-        for first in (0, 100, 200):
-            client.push(pa.record_batch({"n": range(first, first + 10)}), topic="bounds", key="one worker")
-            client.flush("bounds")
-        client.push(pa.record_batch({"n": [250]}), topic="bounds", key="one worker")  # not sealed: always planned
     where = "n >= 105 AND n < 200"
     checked = parse_options({"topic": "bounds", "runDir": str(node.run_dir), "where": where}, READ)
 
@@ -126,9 +132,7 @@ def test_segments_whose_values_do_not_match_are_not_even_planned(
         partitions = TopicReader(checked, stored_schema(checked)).partitions()
         return sum(len(each.ticket.ranges) for each in partitions if isinstance(each, TopicPartition))
 
-    deadline = time.monotonic() + 60
-    while planned() > 2:
-        assert time.monotonic() < deadline, "statistics are made ten seconds after the seal"
+    wait_until(lambda: planned() <= 2, "statistics", 60)
     with caplog.at_level("INFO", "quiver.spark"):
         assert planned() <= 2
     assert "quiver.spark.pruned topic=bounds segments=2 of=4" in caplog.text
@@ -152,10 +156,6 @@ def test_a_nodes_metrics_count_segments_that_were_left_out(node: Node) -> None:
         return [stream.columns for segment in segments for stream in segment.streams]
 
     with connect(node.run_dir) as client:
-        client.create_topic("counted")
-        for first in (0, 100, 200):
-            client.push(pa.record_batch({"n": range(first, first + 10)}), topic="counted", key="one worker")
-            client.flush("counted")
         wait_until(lambda: len(known(client)) == 3 and None not in known(client), "statistics", 60)
         before = counted()
         assert client.dataset("counted", where="n >= 105 AND n < 200").count_rows() == 5

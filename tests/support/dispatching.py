@@ -8,7 +8,8 @@ from __future__ import annotations
 from xdist.scheduler import LoadFileScheduling
 
 ONE_SESSION = frozenset(
-    f"tests/integration/test_spark_{name}.py" for name in ("commit", "connection", "drain", "source", "stream")
+    f"tests/integration/test_spark_{name}.py"
+    for name in ("agreement", "archive", "commit", "connection", "drain", "live", "protocols", "source", "stream")
 )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from quiver_actors.base.config.tree import ServeSettings
 from quiver_actors.cli import run_dir
-from quiver_actors.errors import ConfigError, DiskError, UsageError
+from quiver_actors.errors import ConfigError, DiskError, NotRunning, UsageError
 from quiver_actors.flight.arrow_memory import bound_arrow_memory, default_bytes
 from quiver_actors.store.status.node_status import node_status
 
@@ -122,8 +122,19 @@ def run(arguments: argparse.Namespace) -> int:
         # Looked at now and then: a signal that another thread takes does not wake this one.
         while not ended.wait(_SIGNAL_LOOK_SECONDS):
             continue
-        server.shutdown()
+        server.shutdown(ended=None if _is_running(client.run_dir) else client)
     return 0
+
+
+def _is_running(where: str) -> bool:
+    """Whether the node says that it runs: one that was drained or stopped does not."""
+    from quiver_actors.client.node_view import NodeDirectory
+
+    try:
+        NodeDirectory(where)
+    except NotRunning:
+        return False
+    return True
 
 
 def _status(where: str) -> dict[str, Any]:

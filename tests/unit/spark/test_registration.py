@@ -47,6 +47,15 @@ def test_the_helpers_of_the_driver_load_neither_spark_nor_arrow() -> None:
     assert answer.strip() == "[]"
 
 
+def test_planning_and_writing_load_no_pandas() -> None:
+    """Spark starts a process for each: pyarrow.dataset, which loads pandas, took half of the time until it began."""
+    answer = run_python(
+        "import sys, quiver_actors.spark.reader, quiver_actors.spark.stream_readers, quiver_actors.spark.writer; "
+        "print(sorted({'pandas', 'pyarrow.dataset'} & set(sys.modules)))"
+    )
+    assert answer.strip() == "[]"
+
+
 def test_an_old_spark_is_named() -> None:
     check_spark_version("4.1.0")
     check_spark_version("10.0.1-SNAPSHOT")
