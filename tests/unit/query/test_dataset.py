@@ -148,7 +148,10 @@ def test_segments_that_cannot_have_wanted_rows_are_left_out_unread(store: Store,
     assert not list(store.dataset("clicks").get_fragments(pc.field("_quiver_ingestion_time") > later))
 
 
-def test_segments_whose_values_cannot_match_are_left_out_unread(store: Store, data_dir: Path) -> None:
+def test_segments_whose_values_cannot_match_are_left_out_unread(
+    store: Store, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quiver_actors.store.engine.summaries.STATISTICS_AGE_NS", 0)
     for first in (0, 1000, 2000):
         store.push_many([clicks(first + 2 * n, first + 2 * n + 1, page=["p", None]) for n in range(20)], topic="clicks")
         store.flush("clicks")
