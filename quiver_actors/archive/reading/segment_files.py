@@ -79,16 +79,8 @@ class SegmentFiles:
             and (sums.size_bytes, sums.crc32) != (expected.size_bytes, expected.crc32)
         ):
             raise ChecksumMismatch(f"object {place.key} has the checksums of another content than the manifest names")
-        return CachedFile(self._cache_dir, sums, partial(self._read_range, place), f"object {place.key}", tell)
-
-    def _read_range(self, place: Place, start: int, end: int) -> Iterator[bytes | memoryview]:
-        try:
-            if place.packed is not None:
-                yield self._windows.read(place.key, place.packed.offset + start, place.packed.offset + end)
-            else:
-                yield from self._store.read(place.key, start, end)
-        except ObjectMissing as error:
-            raise InvalidFormat(f"{self._store.url}: object {place.key} is missing") from error
+        read = partial(_read_range, self._store, self._windows, place)
+        return CachedFile(self._cache_dir, sums, read, f"object {place.key}", tell)
 
     def _places(self, key: StreamKey, numbered: Numbered, copy: int) -> list[Place]:
         """The places of a segment in the order in which they are read: where the manifest named it, where the manifest names it by now, and
@@ -117,3 +109,16 @@ class SegmentFiles:
                     if segment.segment_seq == segment_seq:
                         return segment
         return None
+
+
+def _read_range(
+    store: ObjectStore, windows: PackWindows, place: Place, start: int, end: int
+) -> Iterator[bytes | memoryview]:
+    # No method: a file that led to what keeps it would wait for the collector when an archive is dropped.
+    try:
+        if place.packed is not None:
+            yield windows.read(place.key, place.packed.offset + start, place.packed.offset + end)
+        else:
+            yield from store.read(place.key, start, end)
+    except ObjectMissing as error:
+        raise InvalidFormat(f"{store.url}: object {place.key} is missing") from error

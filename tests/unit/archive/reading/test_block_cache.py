@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
+import uuid
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from quiver_actors.archive.blocks import sums_of
+from quiver_actors.archive.reading.archive import Archive
 from quiver_actors.archive.reading.block_cache import BlockCache, default_files_max
 from quiver_actors.archive.reading.cached_file import CachedFile
+from quiver_actors.archive.reading.contents import NodeContents
+from tests.support.archived import NODE, ArchiveWriter, sealed_segments
 
 CONTENT = bytes(1000)
 
@@ -58,11 +64,19 @@ def test_the_share_follows_the_limit_of_the_process(monkeypatch: pytest.MonkeyPa
         assert default_files_max() == files
 
 
-def test_a_cache_that_is_dropped_keeps_no_descriptor(tmp_path: Path) -> None:
+def test_an_archive_that_is_dropped_keeps_no_descriptor(tmp_path: Path) -> None:
     """Each file led to its cache and the cache to the file, so the collector had to come first."""
-    before = descriptors()
-    cache = BlockCache(1 << 30)
-    asked(cache, tmp_path, 0)
-    assert descriptors() > before
-    del cache
-    assert descriptors() == before
+    (content,) = sealed_segments(tmp_path / "store", [[{0: pa.record_batch({"id": [1]})}]])
+    writer = ArchiveWriter(f"memory://{uuid.uuid4().hex}")
+    writer.archive({0: content})
+    gc.collect()
+    gc.disable()
+    try:
+        before = descriptors()
+        archive = Archive(writer.store, NodeContents(writer.store, NODE), str(tmp_path), 1 << 30)
+        assert archive.read_segment(0, "default", 0).bundle(0)[0].column("id").to_pylist() == [1]
+        assert descriptors() > before
+        del archive
+        assert descriptors() == before
+    finally:
+        gc.enable()
