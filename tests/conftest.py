@@ -1,6 +1,7 @@
 """How the tests are distributed over several processes: a file at a time, and together the files that share one Spark session.
 
 And how the JVMs of all tests run: for a minute or less, so they compile quickly rather than well, which takes half of the CPU time.
+And that the tests of a file close what they open.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.left_descriptors import LeftDescriptors
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
@@ -23,6 +26,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+_LEFT = LeftDescriptors()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """After the last test of a file, and what its fixtures undo."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _LEFT.check(item.nodeid.split("::")[0])
 
 
 @pytest.fixture(autouse=True)
