@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Generator
 from typing import Any
 
@@ -46,6 +47,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     # Campaigns that run in this process switch logging off; tests behind them may look at logs.
     logging.disable(logging.NOTSET)
     if nextitem is None or nextitem.path != item.path:
+        # Most tests need no pyarrow, which this would import.
+        if (drivers := sys.modules.get("tests.support.engine_driver")) is not None:
+            drivers.close_forgotten()
         _LEFT.check(item.nodeid.split("::")[0])
 
 

@@ -17,7 +17,7 @@ LEFT_MAX = 32
 """Descriptors that one file may leave: the fixtures of a whole session, such as a node and a Spark session, take about a dozen."""
 OPEN_MAX = 256
 """Descriptors that a process may have between two files."""
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 10.0
 """Threads that nobody waits for close their own descriptors when they end."""
 
 
