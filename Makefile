@@ -103,7 +103,9 @@ test-spark-4.1 test-spark-4.2: test-spark-4.%: .venv-spark-4.%/installed
 		-e '.[$(EXTRAS)]' 'pyspark==4.$*.*'
 	@touch $@
 
-check: lint types unit
+# The types are checked beside the tests, which wait for disks and processes now and then.
+check: lint
+	@$(MAKE) -j2 --no-print-directory types unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
@@ -112,8 +114,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# Unit tests wait less than others, and each process imports all of them first.
 unit: $(STAMP)
-	$(PYTEST) -n $(TESTS_AT_ONCE) --dist loadfile tests/unit
+	$(PYTEST) -n 3 --dist loadfile tests/unit
 
 docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --strict --quiet

@@ -1,19 +1,24 @@
 """How the tests are distributed over several processes: a file at a time, and together the files that share one Spark session.
 
 And how the JVMs of all tests run: see `spark_classes`.
+And that the tests of a file close what they open.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.left_descriptors import LeftDescriptors
 from tests.support.spark_classes import JVM_OPTIONS, archive_options
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", JVM_OPTIONS)
@@ -28,12 +33,32 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """Campaigns that run in this process switch logging off; tests behind them may look at logs."""
-    disabled = logging.root.manager.disable
+_LEFT = LeftDescriptors()
+_UNIT = Path(__file__).parent / "unit"
+"""Where no fixture of a whole session keeps descriptors."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of the collector's way: it is most of a test process, and tests have garbage collected all the time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Undo what every test may do, and look at what a file has left. No fixture of each test: ten thousand of them take seconds."""
     yield
-    logging.disable(disabled)
+    # Campaigns that run in this process switch logging off; tests behind them may look at logs.
+    logging.disable(logging.NOTSET)
+    if nextitem is None or nextitem.path != item.path:
+        # Most tests need no pyarrow, which this would import.
+        if (drivers := sys.modules.get("tests.support.engine_driver")) is not None:
+            drivers.close_forgotten()
+        if item.path.is_relative_to(_UNIT):
+            _LEFT.check(item.nodeid.split("::")[0])
+        else:
+            _LEFT.pass_over()
 
 
 @pytest.hookimpl(optionalhook=True)

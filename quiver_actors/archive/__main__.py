@@ -39,8 +39,6 @@ from quiver_actors.transactions.asking import OWN_LOG_NAME
 _DESCRIPTORS_WANTED = 16_384
 _KEPT_BLOCK_BYTES = 256 << 10
 """Larger blocks of memory, as those of segments and packs, are given back when they are freed."""
-_FILES_MAX = 2048
-"""Files of archived segments that are kept for clients; each takes two descriptors."""
 
 
 def main(text: str) -> int:
@@ -60,7 +58,7 @@ def main(text: str) -> int:
         log_event("archive.unusable", {"error": str(error)}, logging.ERROR)
         return 1
     data, run = PosixDisk(task.data_dir), PosixDisk(task.run_dir)
-    files = SegmentFiles(store, task.node, task.data_dir, task.settings.cache_size_bytes, _FILES_MAX)
+    files = SegmentFiles(store, task.node, task.data_dir, task.settings.cache_size_bytes)
 
     def topics() -> dict[str, TopicSettings]:
         catalogue = read_catalogue(data)

@@ -25,6 +25,7 @@ from tests.disks.crashes import (
     split_synced,
     surviving_names,
 )
+from tests.disks.names import Names
 from tests.disks.paths import ROOT, normal_path, parent_of, parents_of
 from tests.disks.simulated_files import BLOCK_BYTES, Directory, Inode, SimFile, SimHeldFile, SimLock, blocks_of, crashed
 
@@ -63,7 +64,7 @@ class SimDisk:
         self.mutex = threading.RLock()  # the end of a forgotten file comes at any moment, also inside of a call
         self._durable: dict[str, object] = {ROOT: Directory()}
         self._pending: list[NameChange] = []
-        self._names: dict[str, object] = dict(self._durable)
+        self._names = Names(self._durable)
         self._open_inodes: dict[int, Inode] = {}
         self._given: list[Inode] = []
         """Files that guests have, or have had."""
@@ -93,7 +94,7 @@ class SimDisk:
                     found = files.get(id(node))
                     node = found or files.setdefault(id(node), crashed(node, mode, random))
                 kept[path] = node
-        left._names = dict(kept)
+        left._names = Names(kept)
         return left
 
     @property
@@ -115,7 +116,7 @@ class SimDisk:
             }
             twin = self._like_this()
             twin._durable = {path: copies[id(node)] for path, node in self._durable.items()}
-            twin._names = {path: copies[id(node)] for path, node in self._names.items()}
+            twin._names = Names((path, copies[id(node)]) for path, node in self._names.items())
             twin._pending = [change.mapped(copies) for change in self._pending]
             twin._given = [copied for node in self._kept_by_guests() if isinstance(copied := copies[id(node)], Inode)]
         return twin
@@ -312,9 +313,7 @@ class SimDisk:
             node = self._node(path)
             if node is not None and not isinstance(node, Directory):
                 raise DiskError("list", path, errno.ENOTDIR)
-            inside = "" if (directory := normal_path(path)) == ROOT else directory + "/"
-            found = [name[len(inside) :] for name in self._names if name.startswith(inside) and name != ROOT]
-            return sorted(name for name in found if "/" not in name)
+            return self._names.inside(normal_path(path))
 
     def sync_directory(self, path: str) -> None:
         with self.mutex:
@@ -392,9 +391,5 @@ class SimDisk:
 
     def _change_names(self, names: tuple[tuple[str, object | None], ...], directory: str) -> None:
         change = NameChange(tuple([(normal_path(path), node) for path, node in names]), directory)
-        for path, node in change.names:
-            if node is None:
-                self._names.pop(path, None)
-            else:
-                self._names[path] = node
+        self._names.change(change.names)
         self._pending.append(change)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ import pyarrow as pa
 
 from quiver_actors.base.config import SegmentSettings, TopicSettings, WalSettings
 from quiver_actors.base.protocol.messages import AckRun, Push
+from quiver_actors.errors import QuiverError
+from quiver_actors.store.disk.interposed import InterposedDisk
+from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk, DiskFile
 from quiver_actors.store.encoding.entries import lay_out, plan
 from quiver_actors.store.encoding.streams import StreamTable
@@ -20,6 +24,7 @@ from quiver_actors.store.segment.reader import SegmentReader
 from quiver_actors.store.subscriber.gaps import GapNotice
 from quiver_actors.store.subscriber.grants import Grant
 from quiver_actors.store.wal.entry_reader import EntryReader
+from tests.disks.faulty import SimulatedCrash
 from tests.support.open_logs import read_log
 
 
@@ -65,6 +70,26 @@ def drop_segment(engine: Engine, segment_seq: int, reason: str) -> int:
     return engine.progress.flush()
 
 
+_ON_REAL_DISKS: list[EngineDriver] = []
+
+
+def close_forgotten() -> None:
+    """Close the engines and disks of all drivers: tests forget them as a kill does, but the process that had them open goes on. Called at
+    the end of each test file."""
+    while _ON_REAL_DISKS:
+        driver = _ON_REAL_DISKS.pop()
+        with contextlib.suppress(QuiverError, SimulatedCrash):
+            driver.engine.close()
+        if (disk := _real_disk(driver.disk)) is not None:
+            disk.close()
+
+
+def _real_disk(disk: Disk) -> PosixDisk | None:
+    while isinstance(disk, InterposedDisk):
+        disk = disk.inner
+    return disk if isinstance(disk, PosixDisk) else None
+
+
 class EngineDriver:
     """An engine, its clock, and a producer's side."""
 
@@ -87,6 +112,8 @@ class EngineDriver:
         self._tag = 0
         self._tokens: dict[tuple[str, int, int], int] = {}
         self.engine = self.reopen()
+        if _real_disk(disk) is not None:
+            _ON_REAL_DISKS.append(self)
 
     def reopen(self) -> Engine:
         """Open the directory (again): what was open before is simply forgotten, as after a kill."""

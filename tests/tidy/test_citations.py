@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tests.tidy.outlines import outline
 from tests.tidy.test_layers import ROOT
-from tests.tidy.test_sentences import docstrings, files
+from tests.tidy.test_sentences import files
 
 _PAGE = re.compile(r"\bdocs/[\w-]+\.md\b")
 _SECTION = re.compile(r'\bsection (\d+(?:\.\d+)*), "([^"]+)"')
@@ -40,7 +41,7 @@ def test_what_a_docstring_cites_is_there() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {wrong}"
         for path in files()
-        for line, text in docstrings(path.read_text(encoding="utf-8"))
+        for line, text in outline(path).docstrings
         for wrong in citations(text)
     ]
     assert found == []

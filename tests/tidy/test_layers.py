@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tidy.outlines import Outline, outline
+
 ROOT = Path(__file__).parents[2]
 FUNCTION_LINES_MAX = 69
 
@@ -74,7 +76,7 @@ def imports() -> dict[str, set[str]]:
     paths = dict(modules())
     found: dict[str, set[str]] = {}
     for module, path in paths.items():
-        named = set(imports_of(module, ast.parse(path.read_text()), path.name == "__init__.py"))
+        named = set(imports_of(module, outline(path), path.name == "__init__.py"))
         # `from package import name` names a module or something that the package itself defines.
         members = {each.rpartition(".")[0] for each in named if each in paths and each.rpartition(".")[0] in named}
         found[module] = {each for each in named if each in paths and each not in members} - {module}
@@ -97,11 +99,11 @@ def circles(graph: dict[str, set[str]]) -> list[str]:
     return found
 
 
-def imports_of(module: str, tree: ast.AST, is_package: bool) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imports_of(module: str, of_file: Outline, is_package: bool) -> Iterator[str]:
+    for node in of_file.imports:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = node.module or ""
             if node.level:
                 parents = module.split(".") if is_package else module.split(".")[:-1]
@@ -168,11 +170,9 @@ def test_light_modules_load_neither_pyarrow_nor_numpy(module: str) -> None:
 def test_functions_are_short() -> None:
     long = []
     for path in [*(path for _, path in modules()), *sorted((ROOT / "tests").rglob("*.py"))]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                lines = node.end_lineno - node.lineno + 1
-                if lines > FUNCTION_LINES_MAX:
-                    long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name} ({lines})")
+        for line, name, lines in outline(path).functions:
+            if lines > FUNCTION_LINES_MAX:
+                long.append(f"{path.relative_to(ROOT)}:{line} {name} ({lines})")
     assert long == []
 
 

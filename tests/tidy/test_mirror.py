@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.tidy.outlines import outline
 from tests.tidy.test_layers import ROOT, imports_of, modules
 
 UNIT = ROOT / "tests" / "unit"
@@ -35,9 +35,7 @@ def path_of(module: str) -> Path:
 def imported_beside(directory: Path) -> set[str]:
     """Modules that the tests of one directory import."""
     return {
-        name
-        for path in directory.glob("test_*.py")
-        for name in imports_of("tests", ast.parse(path.read_text(encoding="utf-8")), is_package=False)
+        name for path in directory.glob("test_*.py") for name in imports_of("tests", outline(path), is_package=False)
     }
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.tidy.outlines import Outline, outline, outline_of
 from tests.tidy.test_layers import ROOT
 
 ROOMS = ("quiver_actors", "shm", "supervisor", "tests", "benchmarks")
@@ -16,22 +16,10 @@ FRAGMENT = re.compile(
 """Matches the beginning of a docstring that lacks a subject or a verb, or only refers to another text."""
 
 
-def docstrings(source: str) -> Iterator[tuple[int, str]]:
-    """Line and text of each docstring: of modules, classes and functions, and those under attributes and constants."""
-    for node in ast.walk(ast.parse(source)):
-        body = getattr(node, "body", None)
-        for statement in body if isinstance(body, list) else ():
-            match statement:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    yield statement.lineno, text
-
-
-def fragments(name: str, source: str) -> list[str]:
+def fragments(name: str, of_file: Outline) -> list[str]:
     """`file:line: text` of each docstring that begins as no sentence does; the text is its first line."""
     return [
-        f"{name}:{line}: {text.strip().splitlines()[0]}"
-        for line, text in sorted(docstrings(source))
-        if FRAGMENT.match(text)
+        f"{name}:{line}: {text.strip().splitlines()[0]}" for line, text in of_file.docstrings if FRAGMENT.match(text)
     ]
 
 
@@ -45,7 +33,7 @@ def files() -> Iterator[Path]:
 
 
 def test_no_docstring_begins_as_a_fragment() -> None:
-    found = [each for path in files() for each in fragments(str(path.relative_to(ROOT)), path.read_text())]
+    found = [each for path in files() for each in fragments(str(path.relative_to(ROOT)), outline(path))]
     assert not found, f"{len(found)} docstrings are no sentences:\n" + "\n".join(found)
 
 
@@ -66,7 +54,7 @@ class Store:
         self.path = ""
         """That was read last."""
 '''
-    assert fragments("a.py", source) == [
+    assert fragments("a.py", outline_of(source)) == [
         "a.py:1: Who may do what.",
         "a.py:3: Of each file.",
         "a.py:5: See the module. Owner: the loop.",
@@ -82,7 +70,7 @@ PREFIX = "Of each file"
 def read(text="As it is"):
     """Offset and Ascii text of whoever reads; see the module."""
 '''
-    assert fragments("a.py", source) == []
+    assert fragments("a.py", outline_of(source)) == []
 
 
 def test_the_whole_tree_is_read() -> None:

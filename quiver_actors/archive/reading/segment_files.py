@@ -18,9 +18,6 @@ from quiver_actors.archive.reading.pieces import Numbered
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat, NotStored
 from quiver_actors.store.objects.object_store import ObjectMissing, ObjectStore
 
-FILES_MAX = 256
-"""Files that are kept where a program does not say how many: each takes two descriptors, and many processes may have 1,024."""
-
 
 class Place(NamedTuple):
     """Where a copy of a segment lies."""
@@ -38,16 +35,13 @@ class SegmentFiles:
     Args:
         cache_dir: where they are made.
         cache_bytes: how many bytes of blocks are kept.
-        files_max: how many files are kept.
     """
 
-    def __init__(
-        self, store: ObjectStore, node: str, cache_dir: str, cache_bytes: int, files_max: int = FILES_MAX
-    ) -> None:
+    def __init__(self, store: ObjectStore, node: str, cache_dir: str, cache_bytes: int) -> None:
         self._store = store
         self._node = node
         self._cache_dir = cache_dir
-        self._cache = BlockCache(cache_bytes, files_max)
+        self._cache = BlockCache(cache_bytes)
         self._windows = PackWindows(store)
 
     @property
@@ -83,16 +77,8 @@ class SegmentFiles:
             raise InvalidFormat(str(error)) from error
         if place.content is not None and not is_of(place.content, sums):
             raise ChecksumMismatch(f"object {place.key} has the checksums of another content than the manifest names")
-        return CachedFile(self._cache_dir, sums, partial(self._read_range, place), f"object {place.key}", tell)
-
-    def _read_range(self, place: Place, start: int, end: int) -> Iterator[bytes | memoryview]:
-        try:
-            if place.packed is not None:
-                yield self._windows.read(place.key, place.packed.offset + start, place.packed.offset + end)
-            else:
-                yield from self._store.read(place.key, start, end)
-        except ObjectMissing as error:
-            raise InvalidFormat(f"{self._store.url}: object {place.key} is missing") from error
+        read = partial(_read_range, self._store, self._windows, place)
+        return CachedFile(self._cache_dir, sums, read, f"object {place.key}", tell)
 
     def _places(self, key: StreamKey, numbered: Numbered, copy: int) -> list[Place]:
         """The places of a segment in the order in which they are read: where the manifest named it, where the manifest names it by now, and
@@ -125,3 +111,16 @@ class SegmentFiles:
                     if segment.segment_seq == segment_seq:
                         return segment
         return None
+
+
+def _read_range(
+    store: ObjectStore, windows: PackWindows, place: Place, start: int, end: int
+) -> Iterator[bytes | memoryview]:
+    # No method: a file that led to what keeps it would wait for the collector when an archive is dropped.
+    try:
+        if place.packed is not None:
+            yield windows.read(place.key, place.packed.offset + start, place.packed.offset + end)
+        else:
+            yield from store.read(place.key, start, end)
+    except ObjectMissing as error:
+        raise InvalidFormat(f"{store.url}: object {place.key} is missing") from error

@@ -27,9 +27,10 @@ _QUICK_ROUNDS = 400
 """What takes more of them waits for a timer, such as the next attempt to rescue a segment for which there was no room."""
 _STOP_ROUNDS_MAX = 500
 _COLLECT_EVERY = 500
-_GONE_ROUNDS_MAX = 200
-"""Rounds in which workers must have noticed that all clients are gone, and taken back what guests keep of deleted segments."""
-_GONE_PAUSE_NS = 4 * GRACE_NS // _GONE_ROUNDS_MAX
+_GONE_NS_MAX = 4 * GRACE_NS
+"""Time in which workers must have noticed that all clients are gone, and taken back what guests keep of deleted segments."""
+_GONE_PAUSE_NS, _GRACE_PAUSE_NS = GRACE_NS // 50, GRACE_NS // 5
+"""Time that passes in a round then; more of it where only the end of the grace is waited for."""
 
 
 class Calm:
@@ -111,9 +112,13 @@ class Calm:
                 actor.die()
                 actor.close()
         gc.collect()  # a client that is closed may still be mapping what it read
-        for _ in range(_GONE_ROUNDS_MAX):
-            processes_round(self._machine, _GONE_PAUSE_NS)
-            if not any(held(self._machine)) and not any(hoarded_bytes(self._machine)):
+        gone_ns, is_holding = 0, True
+        while gone_ns < _GONE_NS_MAX:
+            pause_ns = _GONE_PAUSE_NS if is_holding or gone_ns >= GRACE_NS else _GRACE_PAUSE_NS
+            processes_round(self._machine, pause_ns)
+            gone_ns += pause_ns
+            is_holding = any(held(self._machine))
+            if not is_holding and not any(hoarded_bytes(self._machine)):
                 return
         hoarded = hoarded_bytes(self._machine)
         raise Violation(

@@ -31,6 +31,7 @@ class LimitCheck:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        self._rows: dict[str, LiveRow] = {}
 
     def check(self) -> None:
         """Raise Violation if quotas are more than a limit, or files more than that and what may exceed it."""
@@ -38,17 +39,30 @@ class LimitCheck:
         cap_bytes, limit_bytes = machine.room.cap_bytes, machine.room.topic_bytes
         if not cap_bytes:
             return
-        _check_quotas(machine, "", cap_bytes)
+        self._check_quotas("", cap_bytes)
         used = [disk.used_bytes for disk in machine.disks]
         if sum(used) > cap_bytes + len(used) * _OVERSHOOT_BYTES:
             raise Violation(f"{used} bytes of the node are on the disks, the limit is {cap_bytes}")
         # A topic that is made at run time has a share only where there is room for one.
         topics = (DEFAULT_TOPIC, SIDE) if machine.room.is_wide else (DEFAULT_TOPIC,)
         for topic in topics if limit_bytes < cap_bytes else ():
-            _check_quotas(machine, topic, limit_bytes)
+            self._check_quotas(topic, limit_bytes)
             known = [_known_bytes(disk, f"{topic}/core_{core}") for core, disk in enumerate(machine.disks)]
             check_known(topic, known, limit_bytes)
             machine.counts["at_topic_limits"] += sum(known) > limit_bytes // 2
+
+    def _check_quotas(self, topic: str, limit_bytes: int) -> None:
+        quotas = [self._quota_bytes(core, topic) for core in range(self._machine.settings.cores)]
+        if sum(quotas) > limit_bytes and NO_LIMIT not in quotas:
+            what = f"topic {topic}" if topic else "the node"
+            raise Violation(f"quotas of {quotas} bytes are more than the limit of {what}, {limit_bytes}")
+
+    def _quota_bytes(self, core: int, topic: str) -> int:
+        """Return the quota of a core, or of a topic with a limit there, as its word on the page stands now."""
+        kind, label = (TOPIC_QUOTA_ROW, f"core_{core}/{topic}") if topic else (QUOTA_ROW, f"core_{core}")
+        if label not in self._rows:
+            self._rows[label] = LiveRow(self._machine.page, SUPERVISOR_REGION, kind, label)
+        return self._rows[label].load(QuotaFigure.QUOTA_BYTES)
 
 
 def check_known(topic: str, known_bytes: Sequence[int], limit_bytes: int) -> None:
@@ -62,20 +76,6 @@ def check_known(topic: str, known_bytes: Sequence[int], limit_bytes: int) -> Non
     if sum(known_bytes) > limit_bytes + len(known_bytes) * TAIL_BYTES:
         what = f"{known_bytes} bytes of logs, segments and stages of topic {topic}"
         raise Violation(f"{what} are on the disks, the limit is {limit_bytes}")
-
-
-def _check_quotas(machine: Machine, topic: str, limit_bytes: int) -> None:
-    quotas = quota_bytes(machine, topic)
-    if sum(quotas) > limit_bytes and NO_LIMIT not in quotas:
-        what = f"topic {topic}" if topic else "the node"
-        raise Violation(f"quotas of {quotas} bytes are more than the limit of {what}, {limit_bytes}")
-
-
-def quota_bytes(machine: Machine, topic: str = "") -> list[int]:
-    """Return the quota of each core, or of a topic with a limit there, as the words on the page stand now."""
-    kind, labels = (TOPIC_QUOTA_ROW, f"core_{{}}/{topic}") if topic else (QUOTA_ROW, "core_{}")
-    names = [labels.format(core) for core in range(machine.settings.cores)]
-    return [LiveRow(machine.page, SUPERVISOR_REGION, kind, name).load(QuotaFigure.QUOTA_BYTES) for name in names]
 
 
 def _known_bytes(disk: SimDisk, directory: str) -> int:

@@ -346,7 +346,9 @@ def test_killed_at_each_call_it_goes_on_and_no_bundle_is_missing_or_twice(
 ) -> None:
     for at in range(1000):
         url = f"file://{tmp_path}/archive-{at}"
-        ArchiveWriter(url).archive(dict(enumerate(contents[:FEW])))
+        writer = ArchiveWriter(url)
+        writer.archive(dict(enumerate(contents[:FEW])))
+        writer.store.close()
         was_killed = _live(url, at, moment)
         store = open_store(url)
         check_whole(store, tmp_path, FEW)

@@ -18,7 +18,7 @@ def refuse_second(session: PeerSession, message: ClientMessage) -> bool:
 
 def test_who_subscribes_meanwhile_hears_that_it_is_the_directory_and_may_try_again(two_cores: Peer) -> None:
     two_cores.handlers[Register] = refuse_second
-    with connect(two_cores.run_dir, timeout=5.0) as client:
+    with connect(two_cores.run_dir, timeout=1.0) as client:
         with pytest.raises(
             StorageUnavailable, match=r"'s' .* worker 1 .*cannot be opened now.*subscribe again"
         ) as caught:

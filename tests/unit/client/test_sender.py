@@ -9,6 +9,7 @@ import pytest
 
 from quiver_actors.base.protocol.messages import (
     ENTRY_ROW,
+    Acked,
     BeginStage,
     ClientMessage,
     Done,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.cli.main import main
-from quiver_actors.shm.liveness import LifeLock
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.files.data_version import DATA_VERSION
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.support.engine_driver import EngineDriver, numbered_batch
+from tests.support.held_directories import held_by_another
 from tests.unit.cli.examples import run_examples
 
 COUNT = 400
@@ -115,7 +115,7 @@ def test_damaged_segments_are_left_alone_and_said(data_dir: Path, capsys: pytest
 
 def test_it_refuses_a_directory_in_use(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sizes(data_dir)
-    with LifeLock(data_dir / "quiver.node.lock"):
+    with held_by_another(data_dir / "quiver.node.lock"):
         assert main(["compact", "--data-dir", str(data_dir)]) == 3
     disk = PosixDisk(str(data_dir))
     lock = disk.lock("clicks/core_0/quiver.lock")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.cli.main import main
-from quiver_actors.shm.liveness import LifeLock
 from quiver_actors.store.disk.posix import PosixDisk
+from tests.support.held_directories import held_by_another
 from tests.unit.cli.examples import run_examples
 from tests.unit.store.inspection.stores import (
     CURSOR,
@@ -90,7 +90,7 @@ def test_running_node_or_engine_is_refused(
 ) -> None:
     flip(store / CURSOR, 13)
     before = (store / CURSOR).read_bytes()
-    with LifeLock(store / lock):
+    with held_by_another(store / lock):
         assert repair(store, mode) == 3
     assert capsys.readouterr().err.startswith("quiver: ")
     assert (store / CURSOR).read_bytes() == before

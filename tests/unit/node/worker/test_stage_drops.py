@@ -31,7 +31,8 @@ class Worker:
 
     def __init__(self, root: Path, session: Session) -> None:
         (root / "data").mkdir()
-        self.driver = StageDriver(PosixDisk(str(root / "data")))
+        self._disk = PosixDisk(str(root / "data"))
+        self.driver = StageDriver(self._disk)
         self.log = Decisions(str(root / "decisions"))
         self._session = session
         self._asked: list[tuple[Any, Callable[[], None]]] = []
@@ -53,6 +54,10 @@ class Worker:
         self.driver.restart()
         self.driver.settle()
         self._start()
+
+    def close(self) -> None:
+        self.driver.engine.close()
+        self._disk.close()
 
     def ask(self, message: m.DropStages | m.PublishStages) -> None:
         self._handlers[type(message)](self._session, message, 0)
@@ -80,7 +85,9 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     near, far = socket.socketpair()
     budget: Budget[Session] = Budget(is_guest=False, now_ns=0)
     session = Session(Connection(near, frame_bytes_max=4096), Peer(1, 2, 3), 0, set(), budget)
-    yield Worker(tmp_path, session)
+    worker = Worker(tmp_path, session)
+    yield worker
+    worker.close()
     session.close()
     far.close()
 

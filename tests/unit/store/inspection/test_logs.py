@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ FILES = {
 
 def look(directory: Path, data: bytes, *, deep: bool = True) -> LogLook:
     (directory / "quiver.wal").write_bytes(data)
-    with Tree(PosixDisk(str(directory)), "").open("quiver.wal") as source:
+    with contextlib.closing(PosixDisk(str(directory))) as disk, Tree(disk, "").open("quiver.wal") as source:
         return examine_log(source, deep=deep, limit=10, is_last=True)
 
 

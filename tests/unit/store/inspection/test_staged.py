@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def look(root: Path, name: str) -> FileView:
-    with Tree(PosixDisk(str(root)), str(root)).open(name) as source:
+    with contextlib.closing(PosixDisk(str(root))) as disk, Tree(disk, str(root)).open(name) as source:
         return look_at(source, deep=True, limit=10)
 
 
