@@ -27,7 +27,10 @@ CLOCK_AHEAD_NS = 600 * SECOND_NS
 
 
 class Upkeep:
-    """See above. `clock`: None: that of the machine."""
+    """
+        Args:
+            clock: None: that of the machine.
+        """
 
     def __init__(self, store: ObjectStore, merging: Merging, clock: Clock | None = None) -> None:
         self._store = store

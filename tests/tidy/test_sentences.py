@@ -11,7 +11,7 @@ from tests.tidy.test_layers import ROOT
 
 ROOMS = ("quiver_actors", "shm", "supervisor", "tests", "benchmarks")
 FRAGMENT = re.compile(
-    r"\s*(Of|As|That|Who|What is|See the module|For|From|By|Also|And|Again|Until|But|Or|Then|So|With|Without|To|In)\b"
+    r"\s*(Of|As|That|Who|What is|See above|See the module|For|From|By|Also|And|Again|Until|But|Or|Then|So|With|Without|To|In)\b"
 )
 """Matches the beginning of a docstring that lacks a subject or a verb, or only refers to another text."""
 

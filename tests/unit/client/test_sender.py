@@ -9,7 +9,6 @@ import pytest
 
 from quiver_actors.base.protocol.messages import (
     ENTRY_ROW,
-    Acked,
     BeginStage,
     ClientMessage,
     Done,
