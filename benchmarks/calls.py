@@ -124,7 +124,8 @@ class CallCounter:
         while calm < 2:
             time.sleep(0.0001)
             before = self.calls.total()
-            is_calm = all(resting for thread, resting in list(self._resting.items()) if thread != own)
+            alive = {thread.ident for thread in threading.enumerate()}
+            is_calm = all(resting for thread, resting in list(self._resting.items()) if thread in alive - {own})
             calm = calm + 1 if is_calm and before == self.calls.total() else 0
             if time.monotonic() > until:
                 raise TimeoutError(f"threads do not come to rest: {self._resting}")

@@ -39,6 +39,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "quiver archive expire": (
         "quiver archive expire --archive file:///srv/archive --node worker-1 --older-than 30d --dry-run",
     ),
+    "quiver archive repair": ("quiver archive repair --archive file:///srv/archive --node worker-1 --dry-run",),
     "quiver archive take-over": (
         "quiver archive take-over --archive file:///srv/archive --node worker-1 --data-dir /var/lib/quiver --dry-run",
     ),

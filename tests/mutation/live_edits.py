@@ -24,7 +24,7 @@ LIVE_EDITS: tuple[Edit, ...] = (
     Edit(
         "show what lies behind a publish",
         _READABLE,
-        "        before = self._first_publishing()\n        for log in self._logs:\n            if not self._can_show",
+        "        before = self._publishes.first_segment_seq\n        for log in self._logs:\n            if not self._can_show",
         "        before = None\n        for log in self._logs:\n            if not self._can_show",
         _READABLE_ORDER,
     ),

@@ -51,6 +51,8 @@ class Interruption:
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
         if "quiver_actors" not in frame.f_code.co_filename:
             return None
+        # Python 3.13 reports instructions only of a frame that has its trace function by then.
+        frame.f_trace = self._step
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         self._last.pop(id(frame), None)
         return self._step
