@@ -28,9 +28,9 @@ CLOCK_AHEAD_NS = 600 * SECOND_NS
 
 class Upkeep:
     """
-        Args:
-            clock: None: that of the machine.
-        """
+    Args:
+        clock: None: that of the machine.
+    """
 
     def __init__(self, store: ObjectStore, merging: Merging, clock: Clock | None = None) -> None:
         self._store = store
