@@ -1,7 +1,6 @@
 """How the tests are distributed over several processes: a file at a time, and together the files that share one Spark session.
 
-And how the JVMs of all tests run: see `spark_classes`.
-And that the tests of a file close what they open.
+This file also says how the JVMs of all tests run (`spark_classes`), and checks that the tests of a file close what they open.
 """
 
 from __future__ import annotations
