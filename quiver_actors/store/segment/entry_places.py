@@ -96,11 +96,9 @@ def _alike(view: memoryview, places: range, entry: tuple[int, int], first_sequen
 
 
 def _proven(view: memoryview, starts: list[int], size: int) -> int:
-    """The place whose bytes have their checksum; the last one where none has, as what is lost stands before."""
-    for start in starts:
-        if crc32(view[start + LENGTH_BYTES : start + size]) == CRC_OF_WHOLE:
-            return start
-    return starts[-1]
+    """The place whose bytes have their checksum; the first one where none has, so that what follows is still found behind it."""
+    whole = (start for start in starts if crc32(view[start + LENGTH_BYTES : start + size]) == CRC_OF_WHOLE)
+    return next(whole, starts[0])
 
 
 def _messages(contents: Contents, kept: npt.NDArray[np.int64]) -> Places:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
@@ -10,16 +11,16 @@ from quiver_actors.errors import SlotNotInBundle
 from quiver_actors.store.segment.runs import Run
 
 
-class SingleReads:
+class SingleReads(ABC):
     """Methods of `SegmentReader` that follow from `decode` and `slot_ids`, which the reader has."""
 
+    @abstractmethod
     def decode(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:
         """The record batches of a bundle by slot id, for a caller that has called `check` before."""
-        raise NotImplementedError
 
+    @abstractmethod
     def slot_ids(self, index: int) -> tuple[int, ...]:
         """The slots that a bundle has."""
-        raise NotImplementedError
 
     def decode_batch(self, index: int, slot_id: int) -> pa.RecordBatch:
         """One slot of a bundle. Raises SlotNotInBundle, and as `decode`."""

@@ -11,6 +11,9 @@ import pytest
 from quiver_actors.errors import ChecksumMismatch, FormatError
 from quiver_actors.store.jobs.rebuild import Hints, rebuild
 from quiver_actors.store.segment.checked import CheckedReader
+from quiver_actors.store.segment.contents import Contents
+from quiver_actors.store.segment.entry_places import entry_places
+from quiver_actors.store.segment.layout import LOG_HEADER_BYTES
 from tests.disks.simulated import SimDisk
 from tests.unit.store.segment.logfile import LogFile
 
@@ -100,3 +103,58 @@ def test_an_entry_whose_head_is_gone_is_not_found() -> None:
     later[starts[2] : starts[2] + 21] = bytes(21)
     with pytest.raises(FormatError, match="entry of bundle 2 is damaged: it cannot be found"):
         CheckedReader(bytes(later))
+
+
+def test_an_entry_in_which_another_like_it_seems_to_begin_is_damaged_and_the_others_are_found() -> None:
+    """The second head lies among those of the slots, where both places are in front of the first message."""
+    log, starts = LogFile(first_sequence=1), []
+    for number in range(4):
+        starts.append(len(log.data))
+        log.push({slot: pa.record_batch({"id": [number]}) for slot in range(20)})
+    size = starts[3] - starts[2]
+    content = bytearray(log.seal())
+    content[starts[1] + size - 300] ^= 1
+    broken = bytearray(rescued(bytes(content)))
+    at = starts[2] + 64
+    broken[at : at + 4], broken[at + 13 : at + 21] = broken[starts[2] : starts[2] + 4], struct.pack("<Q", 3)
+    reader = CheckedReader(bytes(broken))
+    with pytest.raises(ChecksumMismatch):
+        reader.bundle(2)
+    assert [reader.bundle(index) for index in (0, 1, 3)] == [log.pushed[0], {}, log.pushed[3]]
+
+
+def rescued_contents() -> Contents:
+    """The end of a rescued file, in which the messages of bundles say where their entries are."""
+    log, starts = log_of([3] * 3, 1)
+    content = bytearray(log.seal())
+    content[starts[1] + 300] ^= 1
+    file = memoryview(rescued(bytes(content)))
+    reader = CheckedReader(file)
+    streams = {each.stream_id: each for each in reader.streams}
+    return Contents(file, lambda start, end: None, reader.footer, streams, reader.manifest)
+
+
+def places_in(contents: Contents) -> tuple[list[int], list[int]]:
+    extension = contents.footer.extension
+    assert extension is not None
+    entries_end = LOG_HEADER_BYTES + extension.wal_position_end - extension.wal_position_start
+    starts, sizes = entry_places(contents, extension, entries_end)
+    return starts.tolist(), sizes.tolist()
+
+
+def test_where_no_bundle_has_slots_no_entry_is_looked_for() -> None:
+    contents = rescued_contents()
+    empty = contents.manifest._replace(ref_ends=[0] * len(contents.manifest.ref_ends))
+    assert places_in(contents._replace(manifest=empty)) == ([LOG_HEADER_BYTES] * 3, [0] * 3)
+
+
+@pytest.mark.parametrize("part", ["stream", "batch"])
+def test_a_manifest_that_names_what_the_file_does_not_have_is_damaged(part: str) -> None:
+    contents = rescued_contents()
+    if part == "stream":
+        wrong = contents._replace(streams={})
+    else:
+        chunks = [9] * len(contents.manifest.ref_chunks)
+        wrong = contents._replace(manifest=contents.manifest._replace(ref_chunks=chunks))
+    with pytest.raises(ChecksumMismatch, match=f"names a {part}"):
+        places_in(wrong)

@@ -54,6 +54,10 @@ def test_all_is_as_in_the_whole_file(content: bytes, block_bytes: int) -> None:
     assert reader.bundle_count == whole.bundle_count
     assert reader.row_count == whole.row_count
     assert reader.incarnation == whole.incarnation
+    extension = whole.footer.extension
+    assert reader.ingestion_span == (
+        extension and (extension.first_ingestion_ts_nanos, extension.last_ingestion_ts_nanos)
+    )
     assert reader.streams == whole.streams
     for stream in whole.streams:
         assert reader.schema(stream.stream_id).equals(whole.schema(stream.stream_id), check_metadata=True)
