@@ -19,7 +19,6 @@ from quiver_actors.errors import (
     ChecksumMismatch,
     FormatError,
     InvalidFormat,
-    SlotNotInBundle,
     StreamNotFound,
 )
 from quiver_actors.store.segment import arrow_file
@@ -34,6 +33,7 @@ from quiver_actors.store.segment.codec import (
 )
 from quiver_actors.store.segment.layout import CHUNKS_MAX, CRC, EXTENSION, FOOTER, TRAILER
 from quiver_actors.store.segment.runs import Run, RunReader
+from quiver_actors.store.segment.single_reads import SingleReads
 
 __all__ = ["SegmentFooter", "SegmentReader", "StreamInfo", "read_footer"]
 
@@ -54,7 +54,7 @@ def read_footer(pread: Callable[[int, int], bytes], file_size: int) -> SegmentFo
     return decode_footer(tail, file_size)
 
 
-class SegmentReader:
+class SegmentReader(SingleReads):
     """One segment file.
 
     Args:
@@ -189,13 +189,6 @@ class SegmentReader:
         """
         self.check(index)
         return self.decode_batch(index, slot_id)
-
-    def decode_batch(self, index: int, slot_id: int) -> pa.RecordBatch:
-        """Read what `batch` reads, for a caller that has called `check` before."""
-        found = self.decode(index, (slot_id,))
-        if slot_id not in found:
-            raise SlotNotInBundle(f"bundle {index} has no slot {slot_id}: it has {list(self.manifest.slot_ids(index))}")
-        return found[slot_id]
 
     def runs(
         self,

@@ -1,4 +1,4 @@
-"""The common part of readers that read each bundle of a segment by itself: out of a log, an archive, a message, or two copies."""
+"""The common part of readers that read each bundle by itself: out of a segment, a log, an archive, a message, or two copies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quiver_actors.store.segment.runs import Run
 
 
 class SingleReads(ABC):
-    """Methods of `SegmentReader` that follow from `decode` and `slot_ids`, which the reader has."""
+    """Methods that follow from `decode` and `slot_ids`, which the reader has. `SegmentReader` reads runs together, the others do not."""
 
     @abstractmethod
     def decode(self, index: int, slots: Collection[int] | None = None) -> dict[int, pa.RecordBatch]:

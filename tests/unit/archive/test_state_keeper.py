@@ -178,10 +178,7 @@ def test_a_stage_is_named_at_once_and_its_bundles_follow(
 def test_bundles_of_a_stage_that_somebody_waits_for_follow_at_once(
     store: ObjectStore, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_keeper, "NAMES_INTERVAL_NS", 0)
-    disk, writer = PosixDisk(str(data)), own(store)
-    stream, keeper = stream_of(disk), StateKeeper(disk, store, HOUR_NS)
-    keep(keeper, writer, {stream: Behind()})
+    writer, stream, keeper = keeping(store, data, monkeypatch)
     with quiver_actors.open(data) as opened:
         patient = prepared(opened, "txn", 1)
         keep(keeper, writer, {stream: Behind()})
@@ -203,10 +200,7 @@ def test_bundles_of_a_stage_that_somebody_waits_for_follow_at_once(
 def test_a_stage_whose_bundles_cannot_be_uploaded_is_tried_again_after_the_interval_only(
     store: ObjectStore, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_keeper, "NAMES_INTERVAL_NS", 0)
-    disk, writer = PosixDisk(str(data)), own(store)
-    stream, keeper = stream_of(disk), StateKeeper(disk, store, HOUR_NS)
-    keep(keeper, writer, {stream: Behind()})
+    writer, stream, keeper = keeping(store, data, monkeypatch)
     with quiver_actors.open(data) as opened:
         token = prepared(opened, "txn", 1)
         staged = data / "default" / "core_0" / "staged"
@@ -266,10 +260,7 @@ def test_a_published_stage_stays_prepared_in_the_state_until_its_segment_is_arch
 def test_a_segment_is_recorded_with_where_its_stage_was_published(
     store: ObjectStore, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_keeper, "NAMES_INTERVAL_NS", 0)
-    disk, writer = PosixDisk(str(data)), own(store)
-    stream, keeper = stream_of(disk), StateKeeper(disk, store, HOUR_NS)
-    keep(keeper, writer, {stream: Behind()})
+    writer, stream, keeper = keeping(store, data, monkeypatch)
     with quiver_actors.open(data) as opened:
         token = prepared(opened, "txn", 1)
         keep(keeper, writer, {stream: Behind()})
@@ -279,6 +270,17 @@ def test_a_segment_is_recorded_with_where_its_stage_was_published(
         (engine,) = state_in(writer, store).engines
         assert engine.prepared == (), "nothing of it is archived, so it cannot come back"
         assert journal_of(engine).published == [PublishedRecord(token.number, segment_seq, segment_seq)]
+
+
+def keeping(
+    store: ObjectStore, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ManifestWriter, StreamKey, StateKeeper]:
+    """A keeper that has recorded the first state, and looks for new stages each time."""
+    monkeypatch.setattr(state_keeper, "NAMES_INTERVAL_NS", 0)
+    disk, writer = PosixDisk(str(data)), own(store)
+    stream, keeper = stream_of(disk), StateKeeper(disk, store, HOUR_NS)
+    keep(keeper, writer, {stream: Behind()})
+    return writer, stream, keeper
 
 
 def stages_of(writer: ManifestWriter, store: ObjectStore) -> list[tuple[int, bool]]:
