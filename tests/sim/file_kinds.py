@@ -26,6 +26,7 @@ KINDS = {
     "producers": r"quiver\.producers(\.tmp)?",
     "record of other writers": r"quiver\.foreign(\.tmp)?",
     "list of cold segments": r"quiver\.cold(\.tmp)?",
+    "owner of the cold directory": r"quiver\.cold-owner(\.tmp)?",
     "summaries": r"quiver\.summaries(\.tmp)?",
     "quarantined file": r"quarantine/.*",
     "decision": r"quiver\.decisions/.*",

@@ -7,12 +7,14 @@ refused with the reason, and nothing counts as lost.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Collection, Sequence
 
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.config import TierSettings
+from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.cold_files import ColdFiles
 from quiver_actors.store.engine.events import ColdDiskFaulted, Event
@@ -20,8 +22,10 @@ from quiver_actors.store.engine.faults import Faults
 from quiver_actors.store.engine.segment_table import SegmentTable
 from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks
 from quiver_actors.store.files.cold_list import COLD_ID_BYTES, ColdEntry, ColdList, encode_cold_list
+from quiver_actors.store.files.cold_owner import ColdOwner, HotOwner, read_hot_owner
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.jobs.cold import ColdDeleteJob, ColdFlipJob, ColdRemoveJob
+from quiver_actors.store.jobs.cold_claim import ColdClaimJob
 from quiver_actors.store.recovery import Recovered
 
 
@@ -52,7 +56,7 @@ class ColdSegments:
         self.write_faults = Faults(clock)
         self.moved_count = 0
         # No circle: a topic that goes is freed at once, not by the collector.
-        self.files = ColdFiles(weakref.proxy(self), paths, clock)
+        self.files = ColdFiles(weakref.proxy(self), disk, paths, clock)
         self._disk = disk
         self._paths = paths
         self._disks = disks
@@ -72,6 +76,8 @@ class ColdSegments:
         """Copies that are durable and not in the list yet."""
         self._returned: dict[int, str] = {}
         """Damaged segments that were copied back and have no name in `segments/` yet, and what is wrong with them."""
+        self._claimed = "", b""
+        """The cold directory that was taken over, and the token under which; empty: none was."""
 
     # --- what is known -------------------------------------------------------------------------------------------------------
 
@@ -83,9 +89,10 @@ class ColdSegments:
     @property
     def directory(self) -> ColdDirectory | None:
         """The engine's directory on the cold disk; None: nothing was ever moved there."""
-        return (
-            ColdDirectory(self._disks, self.root, self._paths, self._cold_id) if self._cold_id and self.root else None
-        )
+        if not self._cold_id or not self.root:
+            return None
+        root, token = self._claimed
+        return ColdDirectory(self._disks, self.root, self._paths, self._cold_id, token if root == self.root else b"")
 
     @property
     def awaits_list(self) -> bool:
@@ -108,6 +115,28 @@ class ColdSegments:
     def is_moving(self, segment_seq: int) -> bool:
         """Whether the segment was copied, in either direction, and the list does not say so yet."""
         return segment_seq in self._copied or segment_seq in self._returned
+
+    @property
+    def brought_back(self) -> Collection[int]:
+        """Segments that were copied back and have no name in `segments/` yet."""
+        return self._returned.keys()
+
+    # --- whose the directory is ----------------------------------------------------------------------------------------------
+
+    def claim_job(self) -> ColdClaimJob | None:
+        """Return the job that takes the directory over; None if it is this engine's, or has no name that the list knows."""
+        directory = self.directory
+        if directory is None or directory.token or self.awaits_list:
+            return None
+        return ColdClaimJob(self._disk, self._paths, directory, makes=self.is_bare)
+
+    def finish_claim(self, job: ColdClaimJob) -> None:
+        """Take back a job that took the directory over."""
+        self._claimed = job.directory.root, job.token
+
+    def note_taken(self) -> None:
+        """Note that another data directory has taken the directory over: this one changes nothing there until it may have it again."""
+        self._claimed = "", b""
 
     # --- the list ------------------------------------------------------------------------------------------------------------
 
@@ -215,7 +244,14 @@ class ColdSegments:
 
     def remove_job(self) -> ColdRemoveJob | None:
         """Return the job that deletes all that is there; None if nothing is."""
-        return None if self.directory is None else ColdRemoveJob(self.directory)
+        directory = self.directory
+        if directory is None:
+            return None
+        hot = HotOwner(ColdOwner(self._cold_id, directory.token, 0), 0) if directory.token else HotOwner(None, 0)
+        if not directory.token:
+            with contextlib.suppress(DiskError):
+                hot = read_hot_owner(self._disk, self._paths.cold_owner, self._cold_id)
+        return ColdRemoveJob(directory, hot)
 
     # --- faults --------------------------------------------------------------------------------------------------------------
 

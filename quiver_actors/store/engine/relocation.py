@@ -28,6 +28,7 @@ from quiver_actors.store.jobs.cold import (
     ColdJob,
     ColdOpenJob,
 )
+from quiver_actors.store.jobs.cold_claim import ColdClaimJob
 from quiver_actors.store.jobs.upkeep import Upkeep
 
 COPY_REST = 1
@@ -74,9 +75,9 @@ class Relocation:
         if self._job is not None or self._condition.is_over or self.cold.faults.is_waiting:
             return None
         self.cold.files.drop_stale()
-        readers: tuple[Callable[[], ColdJob | None], ...] = (self.cold.files.open_job, self._check_job)
+        readers: tuple[Callable[[], ColdJob | None], ...] = (self._open_job, self._check_job)
         writers: tuple[Callable[[], ColdJob | None], ...] = (self.cold.delete_job, self._copy_job)
-        for make in readers if self.cold.write_faults.is_waiting else (*readers, *writers):
+        for make in readers if self.cold.write_faults.is_waiting else (self._claim_job, *readers, *writers):
             self._job = make()
             if self._job is not None:
                 return self._job
@@ -99,7 +100,9 @@ class Relocation:
     def finish(self, job: ColdJob) -> list[Event]:
         """Take back a job of the cold disk."""
         self._job = None
-        is_writing = isinstance(job, ColdCopyJob | ColdDeleteJob)
+        is_writing = isinstance(job, ColdClaimJob | ColdCopyJob | ColdDeleteJob)
+        if job.is_taken:
+            self.cold.note_taken()
         if job.fault:
             self._give_up_copy()
             return self.cold.note_fault(job.fault, is_writing=is_writing)
@@ -108,13 +111,27 @@ class Relocation:
             return [*events, *self._finish_open(job)]
         if isinstance(job, ColdCheckJob):
             return [*events, *self._finish_check(job)]
+        if isinstance(job, ColdClaimJob):
+            self.cold.finish_claim(job)
         if isinstance(job, ColdDeleteJob):
             self.cold.finish_delete(job)
         if isinstance(job, ColdCopyJob):
             self._finish_copy(job)
         return events
 
+    def _claim_job(self) -> ColdClaimJob | None:
+        """The first of all jobs after a start, where anything lies there. An empty directory is taken over with the first copy."""
+        return None if self.cold.is_bare else self.cold.claim_job()
+
+    def _open_job(self) -> ColdOpenJob | None:
+        return self.cold.files.open_job({*self._repair.cold_suspects, *self.cold.brought_back})
+
     def _finish_open(self, job: ColdOpenJob) -> list[Event]:
+        if job.is_another:
+            # Whoever wants it waits until it was checked.
+            if self.cold.entry_of(job.segment_seq) is not None:
+                self._repair.suspect(job.segment_seq)
+            return []
         if job.is_gone and self.cold.entry_of(job.segment_seq) is not None:
             return [*self.cold.files.finish_open(job), *self._repair.give_up_deleted(job.segment_seq)]
         return self.cold.files.finish_open(job)
@@ -122,8 +139,9 @@ class Relocation:
     def _check_job(self) -> ColdCheckJob | None:
         directory = self.cold.directory
         for segment_seq in self._repair.cold_suspects:
-            if directory is not None and not self.cold.is_moving(segment_seq):
-                return ColdCheckJob(self._disk, self._paths, directory, segment_seq)
+            entry = self.cold.entry_of(segment_seq)
+            if directory is not None and entry is not None and not self.cold.is_moving(segment_seq):
+                return ColdCheckJob(self._disk, self._paths, directory, segment_seq, entry)
         return None
 
     def _finish_check(self, job: ColdCheckJob) -> list[Event]:
@@ -138,7 +156,7 @@ class Relocation:
 
     # --- which segments move -------------------------------------------------------------------------------------------------
 
-    def _copy_job(self) -> ColdCopyJob | None:
+    def _copy_job(self) -> ColdJob | None:
         if self._clock.monotonic_ns() < self._copies_from_ns:
             return None
         if self._copy is not None:
@@ -154,8 +172,10 @@ class Relocation:
         directory = self.cold.directory
         if directory is None or self.cold.awaits_list:
             return None
+        if not directory.token:
+            return self.cold.claim_job()
         self._upkeep.forget(segment_seq)  # nothing else may give the segment another file meanwhile
-        job = ColdCopyJob(self._disk, self._paths, directory, segment_seq, makes=self.cold.is_bare)
+        job = ColdCopyJob(self._disk, self._paths, directory, segment_seq)
         self._copy = job, self._sealed_segments.segments[segment_seq]
         return job
 

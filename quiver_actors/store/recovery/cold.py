@@ -23,6 +23,7 @@ from quiver_actors.store.files.cold_list import (
     decode_cold_list,
     encode_cold_list,
 )
+from quiver_actors.store.files.cold_owner import read_hot_owner
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.files.quarantine import keep_in_quarantine
 from quiver_actors.store.format.framing import DAMAGE
@@ -105,6 +106,7 @@ class FoundCold:
             raise self._refused(f"{len(found)} directories in {self._place.root}/{self._paths.root} may be theirs")
         directory = found[0]
         with directory.opened() as disk:
+            directory.prove_own(disk, read_hot_owner(self._disk, self._paths.cold_owner, directory.cold_id))
             entries = ((seq, self._entry(directory, disk, seq)) for seq in directory.listed(disk))
             segments = {seq: entry for seq, entry in entries if entry is not None}
         return ColdList(directory.cold_id, self._place.root, segments)
