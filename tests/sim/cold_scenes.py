@@ -14,7 +14,7 @@ from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import Disk, read_whole
 from quiver_actors.store.engine import Engine, EngineState
-from quiver_actors.store.engine.events import Event
+from quiver_actors.store.engine.events import ColdDiskFaulted, Event
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.disks.below import ColdDisksBelow
 from tests.disks.crashes import CrashMode
@@ -134,6 +134,7 @@ def _judge(done: int = 0, may_lose: int = 0) -> Callable[[SimDisk], None]:
         store = Store(monitor)
         store._disk = left
         store.run()
+        assert not [event for event in store.events if isinstance(event, ColdDiskFaulted)], "its own directory is taken"
         for segment_seq in range(may_lose):  # a reader could not read them
             store.engine.check_segment(segment_seq)
         store.run()
@@ -211,6 +212,15 @@ def _list_scene(name: str, seed: int) -> Scene:
     return Scene(name, disk, _judge(), _work())
 
 
+def _former_scene(name: str, seed: int) -> Scene:
+    """A program that knew no owners has moved the segments."""
+    disk = _moved().copy()
+    for path in paths(disk, "quiver.cold-owner"):
+        disk.unlink(path)
+        disk.sync_directory(path.rpartition("/")[0])
+    return Scene(name, disk, _judge(done=2), _work(_open_and_delete))
+
+
 def _topic_scene(name: str, seed: int) -> Scene:
     """A topic is deleted: nothing of it is left on the cold disk, or all that nobody got to."""
 
@@ -233,6 +243,7 @@ SCENES: dict[str, Callable[[str, int], Scene]] = {
     _GONE: _damaged_scene,
     _DAMAGED_LIST: _list_scene,
     "list of cold segments stale": _list_scene,
+    "cold directory without an owner": _former_scene,
     "topic with cold segments deleted": _topic_scene,
 }
 """Makers of the scenes, by name; each takes the name and a seed."""
