@@ -115,6 +115,11 @@ class ColdFiles:
                 return ColdOpenJob(self._disk, self._paths, directory, segment_seq, entry)
         return None
 
+    def put_off(self, segment_seq: int) -> None:
+        """Have a file that could not be opened tried again behind the others that are wanted: it may be the only one."""
+        if self._wanted.pop(segment_seq, self) is None:
+            self._wanted[segment_seq] = None
+
     def let_wait_no_longer(self, segment_seq: int) -> None:
         """Have those ask again who wait for a segment that was deleted, or is hot again."""
         if self._wanted.pop(segment_seq, self) is None:

@@ -133,6 +133,7 @@ class ColdSegments:
     def finish_claim(self, job: ColdClaimJob) -> None:
         """Take back a job that took the directory over."""
         self._claimed = job.directory.root, job.token
+        self._is_dirty |= self._listed_root != job.directory.root
 
     def note_taken(self) -> None:
         """Note that another data directory has taken the directory over: this one changes nothing there until it may have it again."""
@@ -212,8 +213,9 @@ class ColdSegments:
     def _content(self, entries: dict[int, ColdEntry], without: Collection[int]) -> bytes:
         gone = [seq for seq in without if seq in entries]
         kept = {seq: entry for seq, entry in entries.items() if seq not in gone}
-        self._listed_root = self.root
-        return encode_cold_list(ColdList(self._cold_id, self.root, kept, (*self._unwanted, *gone)))
+        if self.is_bare or self._claimed[0] == self.root:
+            self._listed_root = self.root  # else the list goes on to say where the files were moved to
+        return encode_cold_list(ColdList(self._cold_id, self._listed_root, kept, (*self._unwanted, *gone)))
 
     # --- deleting ------------------------------------------------------------------------------------------------------------
 
@@ -262,6 +264,8 @@ class ColdSegments:
 
     def note_fault(self, fault: str, *, is_writing: bool) -> list[Event]:
         """Note that the cold disk could not be read, or not be written."""
+        if self._listed_root and self._listed_root != self.root:
+            fault += f"; the segments were moved to {self._listed_root}: set tier.cold_dir to it, or move them"
         # Who waits for a file is told of a fault in reading, whatever is known of writing.
         is_known = self.fault if is_writing else self.faults.fault
         (self.write_faults if is_writing else self.faults).note_fault(fault)

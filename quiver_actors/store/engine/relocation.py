@@ -105,6 +105,8 @@ class Relocation:
             self.cold.note_taken()
         if job.fault:
             self._give_up_copy()
+            if isinstance(job, ColdOpenJob):
+                self.cold.files.put_off(job.segment_seq)
             return self.cold.note_fault(job.fault, is_writing=is_writing)
         events = self.cold.note_sight(is_writing=is_writing)
         if isinstance(job, ColdOpenJob):
@@ -127,7 +129,7 @@ class Relocation:
         return self.cold.files.open_job({*self._repair.cold_suspects, *self.cold.brought_back})
 
     def _finish_open(self, job: ColdOpenJob) -> list[Event]:
-        if job.is_another:
+        if job.is_doubtful:
             # Whoever wants it waits until it was checked.
             if self.cold.entry_of(job.segment_seq) is not None:
                 self._repair.suspect(job.segment_seq)

@@ -46,6 +46,8 @@ IDENTITY_TABLE = FieldTable(
 )
 IDENTITY = Framing(IDENTITY_NAME, IDENTITY_TABLE, Place.SIZE)
 LOCK_NAME = "quiver.cold-lock"
+LOST_NAME = "quiver.cold-lost"
+"""An empty file by which an operator says that what was in the directory is lost for good; the next start of work there deletes it."""
 STRAY_SUFFIX = ".stray"
 """Behind the name of a file that somebody has put in the place of a cold segment."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -57,8 +59,8 @@ ColdDisks = Callable[[str], AbstractContextManager[Disk]]
 class ColdDiskAway(DiskError):
     """The cold directory is not there, or is another one: it was unmounted or moved. Its files are where they were."""
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__("open", path, errno.ESTALE, f"{why}: mount it, or bring it back")
+    def __init__(self, path: str, why: str, unless: str = "") -> None:
+        super().__init__("open", path, errno.ESTALE, f"{why}: mount it, or bring it back{unless}")
 
 
 @contextlib.contextmanager
@@ -135,8 +137,7 @@ class ColdDirectory:
             DiskError: it is in the data directory of a node.
             And as `opened`.
         """
-        if makes:
-            self._make()
+        self._make(nothing_is_there=makes)
         with self.opened() as disk, self._locked(disk):
             self.prove_own(disk, hot)
             yield disk
@@ -171,9 +172,11 @@ class ColdDirectory:
     def _identity_path(self) -> str:
         return f"{self._directory}/{IDENTITY_NAME}"
 
-    def _make(self) -> None:
+    def _make(self, *, nothing_is_there: bool) -> None:
+        """Make the directory, if nothing was ever moved there, or an operator says that what was there is lost."""
+        lost = f"{self._directory}/{LOST_NAME}"
         with self._disks(self.root) as disk:
-            if disk.exists(self._identity_path):
+            if disk.exists(self._identity_path) or not (nothing_is_there or disk.exists(lost)):
                 return
             if disk.exists(VERSION_FILE):
                 # That node would find a directory there which nobody can explain to it.
@@ -182,6 +185,7 @@ class ColdDirectory:
                 )
             disk.make_directory(self._directory)
             write_atomically(disk, self._identity_path, IDENTITY.pack(cold_id=self.cold_id))
+            disk.unlink(lost)
             disk.sync_directory(self._directory)
 
     @contextlib.contextmanager
@@ -208,7 +212,8 @@ class ColdDirectory:
         except DiskError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise
-            raise ColdDiskAway(str(self), f"{IDENTITY_NAME} is not in it") from error
+            lost = f"; if it is lost for good, make that directory, and an empty file {LOST_NAME} in it"
+            raise ColdDiskAway(str(self), f"{IDENTITY_NAME} is not in it", lost) from error
         except FormatError as error:
             raise ColdDiskAway(str(self), f"its identity cannot be read ({error})") from error
         if IDENTITY_TABLE.unpack(content)["cold_id"] != self.cold_id:

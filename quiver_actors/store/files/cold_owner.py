@@ -105,17 +105,21 @@ def taken_by(cold: ColdOwner | None, hot: ColdOwner | None, inode: int) -> str:
 
 def read_hot_owner(disk: Disk, path: str, cold_id: bytes) -> HotOwner:
     """What the data directory says of that cold directory; no owner where its file is damaged, too. Raises DiskError."""
-    directory = disk.file_id(path.rpartition("/")[0])
+    directory, found = disk.file_id(path.rpartition("/")[0]), read_owner(disk, path)
     inode = 0 if directory is None else directory[1]
+    return HotOwner(found if found is not None and found.cold_id == cold_id else None, inode)
+
+
+def read_owner(disk: Disk, path: str) -> ColdOwner | None:
+    """What a data directory says of the cold directory that it has; None if it says nothing, or its file is damaged. Raises DiskError."""
     try:
-        found = decode_owner(read_whole(disk, path, OWNER_TABLE.size))
+        return decode_owner(read_whole(disk, path, OWNER_TABLE.size))
     except DAMAGE:
-        return HotOwner(None, inode)
+        return None
     except DiskError as error:
         if error.errno != errno.ENOENT:
             raise
-        return HotOwner(None, inode)
-    return HotOwner(found if found.cold_id == cold_id else None, inode)
+        return None
 
 
 def write_owner(disk: Disk, path: str, owner: ColdOwner) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 
 from quiver_actors.base.ranges import runs_of
 from quiver_actors.errors import ChecksumMismatch, DiskError, FormatError, QuiverError
-from quiver_actors.store.disk.protocol import Disk, DiskFile, write_atomically
+from quiver_actors.store.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile, write_atomically
 from quiver_actors.store.files.cold_directory import ColdDirectory
 from quiver_actors.store.files.cold_list import ColdEntry
 from quiver_actors.store.files.cold_owner import ColdTaken, HotOwner, read_hot_owner
@@ -80,16 +80,21 @@ class ColdReadJob(ColdJob):
     def _is_ours(self, file: DiskFile) -> bool:
         """Whether a file ends as the segment does: with its length, its numbers and its checksum."""
         size_bytes, end, _ = self._entry
-        return file.size() == size_bytes and file.read(len(end), size_bytes - len(end)) == end
+        try:
+            return file.size() == size_bytes and file.read(len(end), size_bytes - len(end)) == end
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            return False
 
 
 class ColdOpenJob(ColdReadJob):
     """Open a cold segment for a reader.
 
     Attributes:
-        file: the open file, which is whoever's who takes the job back; None after a fault, or where `is_gone` or `is_another`.
+        file: the open file, which is whoever's who takes the job back; None after a fault, or where `is_gone` or `is_doubtful`.
         is_gone: somebody has deleted the file; the rest of the directory is there.
-        is_another: the file does not end as the segment does: it is to be checked.
+        is_doubtful: the file does not end as the segment does, or the disk does not give its end back: it is to be checked.
     """
 
     def __init__(
@@ -99,7 +104,7 @@ class ColdOpenJob(ColdReadJob):
         super().__init__(disk, paths, directory, segment_seq, entry)
         self.file: DiskFile | None = None
         self.is_gone = False
-        self.is_another = False
+        self.is_doubtful = False
 
     def work(self) -> None:
         """Open the file, and see that it ends as it did."""
@@ -107,13 +112,13 @@ class ColdOpenJob(ColdReadJob):
             self.file = self.directory.open_segment(cold, self.segment_seq)
             self.is_gone = self.file is None
             try:
-                self.is_another = self.file is not None and not self._is_ours(self.file)
-                if self.is_gone or self.is_another:
+                self.is_doubtful = self.file is not None and not self._is_ours(self.file)
+                if self.is_gone or self.is_doubtful:
                     self._prove_own(cold)
             except DiskError:
                 self._let_go()
                 raise
-            if self.is_another:
+            if self.is_doubtful:
                 self._let_go()
 
     def _let_go(self) -> None:

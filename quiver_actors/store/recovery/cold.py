@@ -23,7 +23,7 @@ from quiver_actors.store.files.cold_list import (
     decode_cold_list,
     encode_cold_list,
 )
-from quiver_actors.store.files.cold_owner import read_hot_owner
+from quiver_actors.store.files.cold_owner import read_hot_owner, read_owner
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.files.quarantine import keep_in_quarantine
 from quiver_actors.store.format.framing import DAMAGE
@@ -101,7 +101,9 @@ class FoundCold:
     def _made_anew(self) -> ColdList:
         if self._place is None or not self._place.root:
             raise self._refused("tier.cold_dir is not set: set it to the directory where they are")
-        found = list(self._directories(self._place))
+        owner, found = read_owner(self._disk, self._paths.cold_owner), list(self._directories(self._place))
+        if owner is not None:
+            found = [directory for directory in found if directory.cold_id == owner.cold_id]
         if len(found) != 1:
             raise self._refused(f"{len(found)} directories in {self._place.root}/{self._paths.root} may be theirs")
         directory = found[0]

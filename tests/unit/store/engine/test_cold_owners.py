@@ -287,6 +287,51 @@ def test_another_whole_segment_in_the_place_of_one_is_never_delivered(
     assert driver.claim_numbers("s") == [0, 1, 4, 5, 6, 7]
 
 
+def test_a_cold_disk_that_is_lost_for_good_is_told_as_lost_once_an_operator_says_so(directories: Directories) -> None:
+    driver = directories.filled()
+    directory = directories.owner_file.parent
+    shutil.rmtree(directories.cold)
+    directories.cold.mkdir()
+    with pytest.raises(ColdStorageUnavailable):
+        driver.engine.open_segment(0)
+    driver.run_for(60 * SECOND_NS)
+    assert f"open of {directory} failed" in faults_of(driver)
+    assert "an empty file quiver.cold-lost in it" in faults_of(driver)
+    assert gaps_of(driver) == []
+    driver.engine.close()
+    directory.mkdir(parents=True)
+    (directory / "quiver.cold-lost").touch()
+    driver = directories.opened(directories.hot)
+    fill(driver, 2, first=4)
+    for segment_seq in (0, 1, 2):
+        driver.engine.check_segment(segment_seq)
+    driver.run_for(60 * SECOND_NS)
+    assert [gap.segment_seq for gap in gaps_of(driver)] == [0, 1, 2]
+    assert driver.claim_numbers("s") == list(range(6, 12))
+    assert len(directories.cold_segments()) == 2, "segments move there again"
+
+
+def test_with_another_cold_dir_reads_say_where_the_files_are(directories: Directories, tmp_path: Path) -> None:
+    directories.filled().drain_and_close()
+    former, directories.cold = directories.cold, tmp_path / "new"
+    directories.cold.mkdir()
+    driver = directories.opened(directories.hot)
+    fill(driver, 2, first=4)
+    driver.run_for(60 * SECOND_NS)
+    assert f"the segments were moved to {former}" in faults_of(driver)
+    assert (list(directories.cold.iterdir()), gaps_of(driver)) == ([], [])
+    driver.engine.close()
+    shutil.copytree(former, directories.cold, dirs_exist_ok=True)
+    driver = directories.opened(directories.hot)
+    driver.run_for(60 * SECOND_NS)
+    assert faults_of(driver) == ""
+    assert driver.claim_numbers("s") == list(range(12))
+    shutil.rmtree(former)
+    driver.engine.close()
+    driver = directories.opened(directories.hot)
+    assert numbers_through_descriptors(driver, [0, 1, 2]) == list(range(6))
+
+
 @pytest.mark.parametrize("length", [0, 100, -30])
 def test_a_cold_file_that_was_cut_costs_no_other_segment(directories: Directories, length: int) -> None:
     driver = directories.filled()
