@@ -82,9 +82,7 @@ class ColdDirectory:
         token: under which the calling process has taken the directory over; empty: it has not.
     """
 
-    def __init__(
-        self, disks: ColdDisks, root: str, paths: EnginePaths, cold_id: bytes, token: bytes = b""
-    ) -> None:
+    def __init__(self, disks: ColdDisks, root: str, paths: EnginePaths, cold_id: bytes, token: bytes = b"") -> None:
         self.root = root
         self.cold_id = cold_id
         self.token = token

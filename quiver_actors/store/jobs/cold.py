@@ -10,7 +10,6 @@ No job of the cold disk ends an engine: what goes wrong there is a `fault`, and 
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Collection, Sequence
 
@@ -264,8 +263,8 @@ def read_entry(file: DiskFile) -> ColdEntry:
 
 
 class ColdCheckJob(ColdReadJob):
-    """Check a cold segment that somebody could not read. A damaged one is copied back as it is, to be rescued as any other; a whole one that
-    is another segment is set aside, as nothing of it may be delivered.
+    """Check a cold segment that somebody could not read. A damaged one is copied back as it is, to be rescued as any other; a whole one
+    that is another segment is set aside, as nothing of it may be delivered.
 
     Attributes:
         damage: what is wrong with it, empty if nothing is; then a copy lies beside the hot segments, under a temporary name.

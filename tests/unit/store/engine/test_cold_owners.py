@@ -1,4 +1,4 @@
-"""A copied data directory and its original name one cold directory: one of the two changes what lies there, and no other says what is lost."""
+"""A copied data directory and its original name one cold directory: one of the two changes what lies there, and says what is lost of it."""
 
 from __future__ import annotations
 

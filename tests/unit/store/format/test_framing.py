@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from quiver_actors.errors import ChecksumMismatch, FormatError, InvalidFormat, Truncated, UnsupportedVersion
-from quiver_actors.store.files.cold_owner import OWNER, ColdOwner, decode_owner
 from quiver_actors.store.files.cold_list import COLD, ColdEntry, ColdList, decode_cold_list, encode_cold_list
+from quiver_actors.store.files.cold_owner import OWNER, ColdOwner, decode_owner
 from quiver_actors.store.files.core_file import CORE, CoreFile, decode_core, encode_core
 from quiver_actors.store.files.foreign_record import (
     FOREIGN,

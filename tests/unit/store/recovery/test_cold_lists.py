@@ -73,8 +73,7 @@ def test_beside_directories_that_are_none_of_ours_the_list_is_made_anew() -> Non
     assert driver.claim_numbers("s") == list(range(8))
 
 
-def test_beside_another_node_s_directory_the_list_is_made_anew_from_its_own(
-) -> None:
+def test_beside_another_node_s_directory_the_list_is_made_anew_from_its_own() -> None:
     disk = moved()
     before = listed(disk)
     disk.make_directory(f"cold/{DIRECTORY}/{'0' * 32}")
