@@ -46,8 +46,8 @@ _ACTION_COLD = (
 )
 _ACTION_IDENTITY = "restore the file: the segments in its directory are not read without it"
 _ACTION_OWNER = (
-    "if no other node uses the cold directory, delete the file there: the node makes it anew on both disks; until then nothing is moved to the "
-    "cold disk or deleted there"
+    "if no other node uses the cold directory, delete the file there: the node makes it anew on both disks; until then nothing is "
+    "moved to the cold disk or deleted there"
 )
 _ACTION_JOURNAL = (
     "start the node, or run `quiver repair`: a copy goes to quarantine/, and what only a damaged frame acknowledged is "
