@@ -4,9 +4,9 @@
     <tier.cold_dir>/<topic>/core_<n>/<cold id>/quiver.cold-owner    the token of the data directory that has the cold directory
 
 A copied data directory names the same cold directory as its original. Only one of them may change what lies there: what one is done with
-and deletes, the other one may still need. So the cold directory belongs to the data directory that has its token and still is, by its
-inode number, the one that was given the token. A copy has the token and another inode number. A snapshot of a whole file system has both: of two
-such, the one is the owner that was opened first, because each opening takes the cold directory over under a new random token.
+and deletes, the other one may still need. So the cold directory belongs to the data directory that has its token and still is, by its inode
+number, the one that was given the token. A copy has the token and another inode number. A snapshot of a whole file system has both: of two
+such, that one is the owner which was opened first, because each opening takes the cold directory over under a new random token.
 
 That has three durable steps: the cold file gets the new token and, as the former one, that of the data directory; then the data directory
 gets the new token; then the cold file forgets the former one. Cut off anywhere, the owner has one of the two tokens of the cold file.
