@@ -38,7 +38,7 @@ class Looked(NamedTuple):
     """What the disk has of a topic where a new subscriber begins."""
 
     found: Mapping[int, ReadableSegments] = {}
-    """By core, without those on which the subscriber is known, and so has begun already."""
+    """What each core has, without those on which the subscriber is known, and so has begun already."""
     served: Collection[int] = ()
     """All cores that the node has."""
 

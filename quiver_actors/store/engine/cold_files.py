@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable
 from typing import Protocol
 
 from quiver_actors.base.clock import Clock
@@ -101,17 +101,17 @@ class ColdFiles:
             raise ColdStorageUnavailable(f"{where}, which cannot be read now: {fault}; it is tried again")
         raise ColdStorageUnavailable(f"{where}, and is being opened: try again", is_coming=True)
 
-    def open_job(self, doubtful: Container[int]) -> ColdOpenJob | None:
+    def open_job(self, is_doubtful: Callable[[int], bool]) -> ColdOpenJob | None:
         """Return the job that opens the next file that somebody wants; None if nobody wants any.
 
         Args:
-            doubtful: segments to leave until they were checked, or are hot again.
+            is_doubtful: which segments to leave until they were checked, or are hot again.
         """
         for segment_seq in list(self._wanted):
             entry, directory = self._entries.entry_of(segment_seq), self._entries.directory
             if entry is None or directory is None:
                 self.let_wait_no_longer(segment_seq)
-            elif segment_seq not in doubtful:
+            elif not is_doubtful(segment_seq):
                 return ColdOpenJob(self._disk, self._paths, directory, segment_seq, entry)
         return None
 

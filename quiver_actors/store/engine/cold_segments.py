@@ -7,24 +7,22 @@ refused with the reason, and nothing counts as lost.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import weakref
 from collections.abc import Collection, Sequence
 
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.config import TierSettings
-from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.cold_files import ColdFiles
+from quiver_actors.store.engine.cold_tenure import ColdTenure
 from quiver_actors.store.engine.events import ColdDiskFaulted, Event
 from quiver_actors.store.engine.faults import Faults
 from quiver_actors.store.engine.segment_table import SegmentTable
 from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks
 from quiver_actors.store.files.cold_list import COLD_ID_BYTES, ColdEntry, ColdList, encode_cold_list
-from quiver_actors.store.files.cold_owner import ColdOwner, HotOwner, read_hot_owner
 from quiver_actors.store.files.paths import EnginePaths
-from quiver_actors.store.jobs.cold import ColdDeleteJob, ColdFlipJob, ColdRemoveJob
+from quiver_actors.store.jobs.cold import ColdDeleteJob, ColdFlipJob
 from quiver_actors.store.jobs.cold_claim import ColdClaimJob
 from quiver_actors.store.recovery import Recovered
 
@@ -37,6 +35,7 @@ class ColdSegments:
         faults: whether the cold disk can be read now.
         write_faults: whether it can be written: a full one, or one that is read-only, is read all the same.
         files: their files, opened for readers.
+        tenure: whether the directory on the cold disk is this engine's to change.
         moved_count: how many segments were moved to the cold disk since the engine was opened.
     """
 
@@ -59,7 +58,7 @@ class ColdSegments:
         self.files = ColdFiles(weakref.proxy(self), disk, paths, clock)
         self._disk = disk
         self._paths = paths
-        self._disks = disks
+        self.tenure = ColdTenure(disk, paths, disks)
         self._segments = segments
         self._cold_id, self._listed_root = found.cold_id, found.root
         self._entries = dict(found.segments)
@@ -76,8 +75,6 @@ class ColdSegments:
         """Copies that are durable and not in the list yet."""
         self._returned: dict[int, str] = {}
         """Damaged segments that were copied back and have no name in `segments/` yet, and what is wrong with them."""
-        self._claimed = "", b""
-        """The cold directory that was taken over, and the token under which; empty: none was."""
 
     # --- what is known -------------------------------------------------------------------------------------------------------
 
@@ -89,10 +86,7 @@ class ColdSegments:
     @property
     def directory(self) -> ColdDirectory | None:
         """The engine's directory on the cold disk; None: nothing was ever moved there."""
-        if not self._cold_id or not self.root:
-            return None
-        root, token = self._claimed
-        return ColdDirectory(self._disks, self.root, self._paths, self._cold_id, token if root == self.root else b"")
+        return self.tenure.directory(self.root, self._cold_id) if self._cold_id and self.root else None
 
     @property
     def awaits_list(self) -> bool:
@@ -116,28 +110,12 @@ class ColdSegments:
         """Whether the segment was copied, in either direction, and the list does not say so yet."""
         return segment_seq in self._copied or segment_seq in self._returned
 
-    @property
-    def brought_back(self) -> Collection[int]:
-        """Segments that were copied back and have no name in `segments/` yet."""
-        return self._returned.keys()
-
-    # --- whose the directory is ----------------------------------------------------------------------------------------------
-
     def claim_job(self) -> ColdClaimJob | None:
         """Return the job that takes the directory over; None if it is this engine's, or has no name that the list knows."""
         directory = self.directory
         if directory is None or directory.token or self.awaits_list:
             return None
-        return ColdClaimJob(self._disk, self._paths, directory, makes=self.is_bare)
-
-    def finish_claim(self, job: ColdClaimJob) -> None:
-        """Take back a job that took the directory over."""
-        self._claimed = job.directory.root, job.token
-        self._is_dirty |= self._listed_root != job.directory.root
-
-    def note_taken(self) -> None:
-        """Note that another data directory has taken the directory over: this one changes nothing there until it may have it again."""
-        self._claimed = "", b""
+        return self.tenure.claim_job(directory, makes=self.is_bare)
 
     # --- the list ------------------------------------------------------------------------------------------------------------
 
@@ -165,7 +143,8 @@ class ColdSegments:
             spared: segments that are to stay where they are: what was copied of them is given up.
         """
         self._prune(spared)
-        if not (self._is_dirty or self._copied or self._returned):
+        is_elsewhere = self.tenure.root == self.root != self._listed_root
+        if not (self._is_dirty or self._copied or self._returned or is_elsewhere):
             return None
         self._is_dirty = False
         flipped = [seq for seq in self._copied if seq not in self._entries]
@@ -213,7 +192,7 @@ class ColdSegments:
     def _content(self, entries: dict[int, ColdEntry], without: Collection[int]) -> bytes:
         gone = [seq for seq in without if seq in entries]
         kept = {seq: entry for seq, entry in entries.items() if seq not in gone}
-        if self.is_bare or self._claimed[0] == self.root:
+        if self.is_bare or self.tenure.root == self.root:
             self._listed_root = self.root  # else the list goes on to say where the files were moved to
         return encode_cold_list(ColdList(self._cold_id, self._listed_root, kept, (*self._unwanted, *gone)))
 
@@ -243,17 +222,6 @@ class ColdSegments:
         for segment_seq in job.segment_seqs:
             if self._unwanted.pop(segment_seq, self) is None:
                 self._is_dirty = True
-
-    def remove_job(self) -> ColdRemoveJob | None:
-        """Return the job that deletes all that is there; None if nothing is."""
-        directory = self.directory
-        if directory is None:
-            return None
-        hot = HotOwner(ColdOwner(self._cold_id, directory.token, 0), 0) if directory.token else HotOwner(None, 0)
-        if not directory.token:
-            with contextlib.suppress(DiskError):
-                hot = read_hot_owner(self._disk, self._paths.cold_owner, self._cold_id)
-        return ColdRemoveJob(directory, hot)
 
     # --- faults --------------------------------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class Relocation:
         self._job = None
         is_writing = isinstance(job, ColdClaimJob | ColdCopyJob | ColdDeleteJob)
         if job.is_taken:
-            self.cold.note_taken()
+            self.cold.tenure.note_taken()
         if job.fault:
             self._give_up_copy()
             if isinstance(job, ColdOpenJob):
@@ -114,7 +114,7 @@ class Relocation:
         if isinstance(job, ColdCheckJob):
             return [*events, *self._finish_check(job)]
         if isinstance(job, ColdClaimJob):
-            self.cold.finish_claim(job)
+            self.cold.tenure.finish_claim(job)
         if isinstance(job, ColdDeleteJob):
             self.cold.finish_delete(job)
         if isinstance(job, ColdCopyJob):
@@ -126,7 +126,7 @@ class Relocation:
         return None if self.cold.is_bare else self.cold.claim_job()
 
     def _open_job(self) -> ColdOpenJob | None:
-        return self.cold.files.open_job({*self._repair.cold_suspects, *self.cold.brought_back})
+        return self.cold.files.open_job(lambda seq: seq in self._repair.cold_suspects or self.cold.is_moving(seq))
 
     def _finish_open(self, job: ColdOpenJob) -> list[Event]:
         if job.is_doubtful:
