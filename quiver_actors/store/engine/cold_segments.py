@@ -22,8 +22,9 @@ from quiver_actors.store.engine.segment_table import SegmentTable
 from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks
 from quiver_actors.store.files.cold_list import COLD_ID_BYTES, ColdEntry, ColdList, encode_cold_list
 from quiver_actors.store.files.paths import EnginePaths
-from quiver_actors.store.jobs.cold import ColdDeleteJob, ColdFlipJob
+from quiver_actors.store.jobs.cold import ColdFlipJob
 from quiver_actors.store.jobs.cold_claim import ColdClaimJob
+from quiver_actors.store.jobs.cold_removal import ColdDeleteJob
 from quiver_actors.store.recovery import Recovered
 
 
@@ -98,9 +99,10 @@ class ColdSegments:
         """Whether nothing lies on the cold disk yet, as far as anybody knows."""
         return not (self._entries or self._copied or self._unwanted)
 
-    def lost(self, segment_seq: int) -> Sequence[tuple[int, int]]:
-        """Runs of bundles that a cold segment itself records as lost."""
-        return self._entries[segment_seq].lost
+    @property
+    def known(self) -> set[int]:
+        """Numbers of all segments of which there may be a file on the cold disk."""
+        return {*self._segments, *self._entries, *self._copied, *self._unwanted, *self._spare_copies}
 
     def entry_of(self, segment_seq: int) -> ColdEntry | None:
         """Return what the list says of a cold segment; None if it is none."""
@@ -210,7 +212,7 @@ class ColdSegments:
         directory = self.directory
         if directory is None or (self._is_swept and not self._unwanted):
             return None
-        keeps = None if self._is_swept else {*self._segments, *self._entries, *self._copied}
+        keeps = None if self._is_swept else self.known
         if not self._is_swept and self.is_bare:
             self._is_swept = True  # the directory need not be there
             return None

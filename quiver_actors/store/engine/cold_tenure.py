@@ -7,14 +7,15 @@ finds out on the thread for the cold disk: see `store.files.cold_owner`.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 
 from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks
 from quiver_actors.store.files.cold_owner import ColdOwner, HotOwner, read_hot_owner
 from quiver_actors.store.files.paths import EnginePaths
-from quiver_actors.store.jobs.cold import ColdRemoveJob
 from quiver_actors.store.jobs.cold_claim import ColdClaimJob
+from quiver_actors.store.jobs.cold_removal import ColdRemoveJob
 
 
 class ColdTenure:
@@ -52,13 +53,13 @@ class ColdTenure:
         """Note that another data directory has taken the directory over: this one changes nothing there until it may have it again."""
         self.root, self._token = "", b""
 
-    def remove_job(self, directory: ColdDirectory | None) -> ColdRemoveJob | None:
-        """Return the job that deletes all that is in a directory; None if there is none."""
+    def remove_job(self, directory: ColdDirectory | None, known: Collection[int]) -> ColdRemoveJob | None:
+        """Return the job that deletes a directory and the `known` segments in it; None if there is none."""
         if directory is None:
             return None
         if directory.token:
-            return ColdRemoveJob(directory, HotOwner(ColdOwner(directory.cold_id, directory.token, 0), 0))
+            return ColdRemoveJob(directory, HotOwner(ColdOwner(directory.cold_id, directory.token, 0), 0), known)
         hot = HotOwner(None, 0)
         with contextlib.suppress(DiskError):
             hot = read_hot_owner(self._disk, self._paths.cold_owner, directory.cold_id)
-        return ColdRemoveJob(directory, hot)
+        return ColdRemoveJob(directory, hot, known)

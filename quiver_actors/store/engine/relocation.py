@@ -23,12 +23,12 @@ from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.jobs.cold import (
     ColdCheckJob,
     ColdCopyJob,
-    ColdDeleteJob,
     ColdFlipJob,
     ColdJob,
     ColdOpenJob,
 )
 from quiver_actors.store.jobs.cold_claim import ColdClaimJob
+from quiver_actors.store.jobs.cold_removal import ColdDeleteJob
 from quiver_actors.store.jobs.upkeep import Upkeep
 
 COPY_REST = 1

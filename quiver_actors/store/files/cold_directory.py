@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 
@@ -247,9 +248,21 @@ class ColdDirectory:
     def set_aside(self, disk: Disk, segment_seq: int) -> str:
         """Give a file that is not the segment it is named after another name, under which nobody looks for one. Returns its path."""
         path = self.segment(segment_seq)
-        disk.rename(path, path + STRAY_SUFFIX)
+        names = (path + STRAY_SUFFIX + (f".{number}" if number else "") for number in itertools.count())
+        free = next(name for name in names if not disk.exists(name))
+        disk.rename(path, free)
         self.sync(disk)
-        return f"{self.root}/{path}{STRAY_SUFFIX}"
+        return f"{self.root}/{free}"
+
+    def clear(self, disk: Disk, segment_seqs: Iterable[int]) -> list[str]:
+        """Delete what is not whole of such segments, and set aside what may be. Returns the paths of these; durable on return."""
+        paths = []
+        for segment_seq in segment_seqs:
+            disk.unlink(self.segment(segment_seq) + ".tmp")
+            if disk.exists(self.segment(segment_seq)):
+                paths.append(self.set_aside(disk, segment_seq))
+        self.sync(disk)
+        return paths
 
     def listed(self, disk: Disk) -> list[int]:
         """Numbers of the segments of which there is a file, whole or not."""

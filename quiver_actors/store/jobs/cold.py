@@ -11,14 +11,14 @@ No job of the cold disk ends an engine: what goes wrong there is a `fault`, and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from quiver_actors.base.ranges import runs_of
 from quiver_actors.errors import ChecksumMismatch, DiskError, FormatError, QuiverError
 from quiver_actors.store.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile, write_atomically
 from quiver_actors.store.files.cold_directory import ColdDirectory
 from quiver_actors.store.files.cold_list import ColdEntry
-from quiver_actors.store.files.cold_owner import ColdTaken, HotOwner, read_hot_owner
+from quiver_actors.store.files.cold_owner import ColdTaken, read_hot_owner
 from quiver_actors.store.files.held_names import put_back, set_aside
 from quiver_actors.store.files.paths import TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.store.jobs.job import Job
@@ -124,49 +124,6 @@ class ColdOpenJob(ColdReadJob):
         if self.file is not None:
             self.file.close()
             self.file = None
-
-
-class ColdDeleteJob(ColdJob):
-    """Delete files that nobody needs, and with `keeps` every file of a segment that is not among them: leftovers of copies."""
-
-    def __init__(self, directory: ColdDirectory, segment_seqs: Sequence[int], keeps: Collection[int] | None) -> None:
-        super().__init__(directory)
-        self.segment_seqs = segment_seqs
-        self.keeps = keeps
-
-    def work(self) -> None:
-        """Delete; durable on return."""
-        with self.directory.owned() as disk:
-            gone = set(self.segment_seqs)
-            if self.keeps is not None:
-                gone.update(seq for seq in self.directory.listed(disk) if seq not in self.keeps)
-            if gone:
-                self.directory.delete(disk, sorted(gone))
-
-
-class ColdRemoveJob(ColdJob):
-    """Delete everything of a deleted topic. Where the cold disk is away, or another data directory has taken the directory over, a log line
-    names the directory that is left."""
-
-    def __init__(self, directory: ColdDirectory, hot: HotOwner) -> None:
-        """
-        Args:
-            hot: what the data directory, which may be gone when the job runs, says of the owner.
-        """
-        super().__init__(directory)
-        self._hot = hot
-
-    def run(self) -> None:
-        """Delete; a fault is logged."""
-        super().run()
-        if self.fault:
-            log_event("cold.left", {"path": str(self.directory), "reason": self.fault}, logging.WARNING)
-
-    def work(self) -> None:
-        """Delete the segments, then what names the directory."""
-        with self.directory.taking(self._hot) as disk:
-            self.directory.delete(disk, self.directory.listed(disk))
-            self.directory.forget(disk)
 
 
 class ColdCopyJob(ColdJob):
@@ -304,8 +261,10 @@ class ColdCheckJob(ColdReadJob):
         with self.directory.owned() as cold:
             path = self.directory.set_aside(cold, self.segment_seq)
         self.is_gone = True
-        what = f"it is whole, and not the segment {self.segment_seq} that was moved there: nothing of it is delivered"
-        log_event("cold.stray", {"path": path, "reason": what}, logging.ERROR)
+        log_stray(
+            path,
+            f"it is whole, and not the segment {self.segment_seq} that was moved there: nothing of it is delivered",
+        )
 
     def _bring_back(self, file: DiskFile) -> None:
         target, size_bytes = self._disk.create(self._temporary), file.size()
@@ -315,6 +274,11 @@ class ColdCheckJob(ColdReadJob):
             target.fsync()
         finally:
             target.close()
+
+
+def log_stray(path: str, reason: str) -> None:
+    """Log that a file on the cold disk, which nobody here knows, has got that path."""
+    log_event("cold.stray", {"path": path, "reason": reason}, logging.ERROR)
 
 
 def _damage(file: DiskFile) -> str:

@@ -183,6 +183,25 @@ def test_a_snapshot_from_before_the_last_opening_deletes_nothing(directories: Di
     assert "another data directory" in faults_of(old)
 
 
+def test_a_snapshot_from_the_last_opening_deletes_nothing_that_it_does_not_know(
+    directories: Directories, tmp_path: Path
+) -> None:
+    """Nothing tells it from the directory that moved them. What it is done with goes, as it may."""
+    later = directories.filled()
+    shutil.copytree(directories.hot, tmp_path / "backup")
+    fill(later, 3, first=4)
+    later.run_for(60 * SECOND_NS)
+    before = directories.content()
+    later.drain_and_close()
+    old = restored(directories, tmp_path / "backup")
+    old.run_for(60 * SECOND_NS)
+    assert faults_of(old) == ""
+    assert directories.cold_segments() == [0, 1, 2, 3], "it has the last one on its hot disk"
+    strays = {path.name: path.read_bytes() for path in directories.cold.glob(f"{ENGINE}/*/*.stray")}
+    assert strays == {f"{seq:016}.qseg.stray": before[f"{seq:016}.qseg"] for seq in (4, 5)}
+    assert old.claim_numbers("s") == list(range(8))
+
+
 @pytest.mark.parametrize("left", ["neither", "hot", "cold"])
 def test_who_takes_a_directory_over_of_which_a_token_is_gone(directories: Directories, left: str) -> None:
     """Programs from before have written neither. A cold directory that has an owner is not taken on the word of nobody."""
