@@ -57,6 +57,12 @@ ColdDisks = Callable[[str], AbstractContextManager[Disk]]
 """Opens the disk whose root is that directory. Raises DiskError: it is not there."""
 
 
+def cold_id_of(name: str) -> bytes | None:
+    """The 16 bytes that name an engine's directory on the cold disk; None for any other name."""
+    is_one = len(name) == 2 * COLD_ID_BYTES and not set(name) - set("0123456789abcdef")
+    return bytes.fromhex(name) if is_one else None
+
+
 class ColdDiskAway(DiskError):
     """The cold directory is not there, or is another one: it was unmounted or moved. Its files are where they were."""
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 from quiver_actors.errors import DiskError, InvalidFormat
 from quiver_actors.store.disk.protocol import Disk, write_atomically
 from quiver_actors.store.disk.salvage import read_small
-from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks
+from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks, cold_id_of
 from quiver_actors.store.files.cold_list import (
-    COLD_ID_BYTES,
     COLD_NAME,
     ColdEntry,
     ColdList,
@@ -117,8 +116,9 @@ class FoundCold:
         with place.disks(place.root) as disk:
             names = disk.list_directory(self._paths.root)
         for name in names:
-            if len(name) == 2 * COLD_ID_BYTES and not set(name) - set("0123456789abcdef"):
-                yield ColdDirectory(place.disks, place.root, self._paths, bytes.fromhex(name))
+            cold_id = cold_id_of(name)
+            if cold_id is not None:
+                yield ColdDirectory(place.disks, place.root, self._paths, cold_id)
 
     def _entry(self, directory: ColdDirectory, disk: Disk, segment_seq: int) -> ColdEntry | None:
         file = directory.open_segment(disk, segment_seq)

@@ -14,7 +14,8 @@ import pytest
 
 from quiver_actors.base.config import TierSettings
 from quiver_actors.base.units import SECOND_NS
-from quiver_actors.errors import DiskError
+from quiver_actors.errors import DiskError, InvalidFormat
+from quiver_actors.node.node_dirs import bring_data_version_up_to_date
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
@@ -365,3 +366,14 @@ def test_a_cold_file_that_was_cut_costs_no_other_segment(directories: Directorie
     assert told[-6:] == list(range(2, 8))
     assert set(told) | {0, 1} == set(range(8))
     assert len(told) == 8 or driver.told, "what could not be saved is told"
+
+
+def test_a_cold_directory_is_no_data_directory(directories: Directories) -> None:
+    directories.filled().drain_and_close()
+    before = directories.content()
+    with pytest.raises(InvalidFormat, match=f"segments into {ENGINE} there"):
+        bring_data_version_up_to_date(str(directories.cold))
+    assert directories.content() == before
+    assert [path.name for path in directories.cold.iterdir()] == ["default"]
+    bring_data_version_up_to_date(str(directories.hot))
+    assert (directories.hot / "quiver.version").exists()
