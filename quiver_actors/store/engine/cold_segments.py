@@ -117,7 +117,7 @@ class ColdSegments:
         directory = self.directory
         if directory is None or directory.token or self.awaits_list:
             return None
-        return self.tenure.claim_job(directory, makes=self.is_bare)
+        return self.tenure.claim_job(directory, list(self._unwanted), makes=self.is_bare)
 
     # --- the list ------------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ finds out on the thread for the cold disk: see `store.files.cold_owner`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import Disk
@@ -41,9 +41,13 @@ class ColdTenure:
         """The engine's directory below a cold root, with the token if it was taken over there."""
         return ColdDirectory(self._disks, root, self._paths, cold_id, self._token if root == self.root else b"")
 
-    def claim_job(self, directory: ColdDirectory, *, makes: bool) -> ColdClaimJob:
-        """Return the job that takes a directory over, or with `makes` makes it where there is none."""
-        return ColdClaimJob(self._disk, self._paths, directory, makes=makes)
+    def claim_job(self, directory: ColdDirectory, unwanted: Sequence[int], *, makes: bool) -> ColdClaimJob:
+        """Return the job that takes a directory over, or with `makes` makes it where there is none.
+
+        Args:
+            unwanted: segments to delete there, if there is no room.
+        """
+        return ColdClaimJob(self._disk, self._paths, directory, unwanted, makes=makes)
 
     def finish_claim(self, job: ColdClaimJob) -> None:
         """Take back a job that took a directory over."""

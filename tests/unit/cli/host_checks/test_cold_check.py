@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quiver_actors.base.config import NodeSettings
 from quiver_actors.cli.host_checks.cold_check import cold_errors
-from tests.unit.store.engine.test_cold_owners import Directories
+from tests.support.cold_directories import Directories
 
 
 def test_a_copy_and_a_cold_disk_that_is_away_are_told(tmp_path: Path) -> None:

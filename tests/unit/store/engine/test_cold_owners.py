@@ -4,97 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from quiver_actors.base.config import TierSettings
 from quiver_actors.base.units import SECOND_NS
-from quiver_actors.errors import DiskError, InvalidFormat
-from quiver_actors.node.node_dirs import bring_data_version_up_to_date
+from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
-from quiver_actors.store.engine.events import ColdDiskFaulted
 from quiver_actors.store.files.cold_owner import decode_owner
-from tests.support.engine_driver import EngineDriver, topic_settings
-from tests.unit.store.engine.test_cold_segments import fill, gaps_of, move, numbers_through_descriptors
-
-ENGINE = "default/core_0"
-
-
-@pytest.fixture
-def disks() -> Iterator[contextlib.ExitStack]:
-    with contextlib.ExitStack() as opened:
-        yield opened
-
-
-class Directories:
-    """A data directory, a copy of it, and the cold directory that both name."""
-
-    def __init__(self, tmp_path: Path, disks: contextlib.ExitStack) -> None:
-        self.cold = tmp_path / "cold"
-        self.hot = tmp_path / "hot"
-        self.copy = tmp_path / "copy"
-        self.cold.mkdir()
-        self.hot.mkdir()
-        self._disks = disks
-
-    def opened(self, data_dir: Path, **options: Any) -> EngineDriver:
-        disk = PosixDisk(str(data_dir))
-        self._disks.callback(disk.close)
-        tier = TierSettings(cold_dir=str(self.cold), keep_hot_segments=1)
-        return EngineDriver(disk, topic_settings(tier=tier, segment_compaction="off"), **options)
-
-    def filled(self) -> EngineDriver:
-        """The original, with four segments of two bundles each of which three have moved, and a subscriber that has none of them."""
-        driver = self.opened(self.hot)
-        driver.engine.registrations.register("s", "earliest")
-        fill(driver, 4)
-        move(driver)
-        assert self.cold_segments() == [0, 1, 2]
-        return driver
-
-    def copied(self) -> EngineDriver:
-        """A copy that is opened."""
-        shutil.copytree(self.hot, self.copy)
-        return self.opened(self.copy)
-
-    def cold_segments(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.cold.glob(f"{ENGINE}/*/*.qseg"))
-
-    def cold_file(self, segment_seq: int) -> Path:
-        (path,) = self.cold.glob(f"{ENGINE}/*/{segment_seq:016}.qseg")
-        return path
-
-    @property
-    def owner_file(self) -> Path:
-        (path,) = self.cold.glob(f"{ENGINE}/*/quiver.cold-owner")
-        return path
-
-    def content(self) -> dict[str, bytes]:
-        """Everything that lies in the cold directory, but for the lock."""
-        return {path.name: path.read_bytes() for path in self.cold.glob(f"{ENGINE}/*/*") if "lock" not in path.name}
+from tests.support.cold_directories import ENGINE, Directories, faults_of, fill, use_up
+from tests.support.engine_driver import EngineDriver
+from tests.unit.store.engine.test_cold_segments import gaps_of, numbers_through_descriptors
 
 
 @pytest.fixture
-def directories(tmp_path: Path, disks: contextlib.ExitStack) -> Directories:
-    return Directories(tmp_path, disks)
-
-
-def faults_of(driver: EngineDriver) -> str:
-    return " ".join(event.reason for event in driver.events if isinstance(event, ColdDiskFaulted))
-
-
-def use_up(driver: EngineDriver) -> None:
-    """Be done with what was moved, push more, and let everything move and go that may."""
-    driver.engine.claims.ack_through("s", 2, 1)
-    fill(driver, 3, first=4)
-    driver.run_for(60 * SECOND_NS)
+def directories(tmp_path: Path) -> Iterator[Directories]:
+    with contextlib.ExitStack() as disks:
+        yield Directories(tmp_path, disks)
 
 
 def test_a_copy_beside_its_original_changes_nothing_there_and_says_so(directories: Directories) -> None:
@@ -285,95 +215,3 @@ def test_a_file_system_without_locks_is_no_reason_not_to_move(directories: Direc
     use_up(driver)
     assert directories.cold_segments() == [3, 4, 5]
     assert faults_of(driver) == ""
-
-
-def test_another_whole_segment_in_the_place_of_one_is_never_delivered(
-    directories: Directories, tmp_path: Path, disks: contextlib.ExitStack
-) -> None:
-    driver = directories.filled()
-    (tmp_path / "elsewhere").mkdir()
-    elsewhere = Directories(tmp_path / "elsewhere", disks)
-    elsewhere.filled()
-    path, other = directories.cold_file(1), elsewhere.cold_file(2)
-    assert path.stat().st_size == other.stat().st_size
-    path.chmod(0o640)
-    path.write_bytes(other.read_bytes())
-    with pytest.raises(ColdStorageUnavailable):
-        driver.engine.open_segment(1)
-    driver.run_for(60 * SECOND_NS)
-    assert [gap.segment_seq for gap in gaps_of(driver)] == [1]
-    assert numbers_through_descriptors(driver, [0, 2, 3]) == [0, 1, 4, 5, 6, 7]
-    assert path.with_name(path.name + ".stray").read_bytes() == other.read_bytes(), "it is somebody's: it is kept"
-    assert driver.claim_numbers("s") == [0, 1, 4, 5, 6, 7]
-
-
-def test_a_cold_disk_that_is_lost_for_good_is_told_as_lost_once_an_operator_says_so(directories: Directories) -> None:
-    driver = directories.filled()
-    directory = directories.owner_file.parent
-    shutil.rmtree(directories.cold)
-    directories.cold.mkdir()
-    with pytest.raises(ColdStorageUnavailable):
-        driver.engine.open_segment(0)
-    driver.run_for(60 * SECOND_NS)
-    assert f"open of {directory} failed" in faults_of(driver)
-    assert "an empty file quiver.cold-lost in it" in faults_of(driver)
-    assert gaps_of(driver) == []
-    driver.engine.close()
-    directory.mkdir(parents=True)
-    (directory / "quiver.cold-lost").touch()
-    driver = directories.opened(directories.hot)
-    fill(driver, 2, first=4)
-    for segment_seq in (0, 1, 2):
-        driver.engine.check_segment(segment_seq)
-    driver.run_for(60 * SECOND_NS)
-    assert [gap.segment_seq for gap in gaps_of(driver)] == [0, 1, 2]
-    assert driver.claim_numbers("s") == list(range(6, 12))
-    assert len(directories.cold_segments()) == 2, "segments move there again"
-
-
-def test_with_another_cold_dir_reads_say_where_the_files_are(directories: Directories, tmp_path: Path) -> None:
-    directories.filled().drain_and_close()
-    former, directories.cold = directories.cold, tmp_path / "new"
-    directories.cold.mkdir()
-    driver = directories.opened(directories.hot)
-    fill(driver, 2, first=4)
-    driver.run_for(60 * SECOND_NS)
-    assert f"the segments were moved to {former}" in faults_of(driver)
-    assert (list(directories.cold.iterdir()), gaps_of(driver)) == ([], [])
-    driver.engine.close()
-    shutil.copytree(former, directories.cold, dirs_exist_ok=True)
-    driver = directories.opened(directories.hot)
-    driver.run_for(60 * SECOND_NS)
-    assert faults_of(driver) == ""
-    assert driver.claim_numbers("s") == list(range(12))
-    shutil.rmtree(former)
-    driver.engine.close()
-    driver = directories.opened(directories.hot)
-    assert numbers_through_descriptors(driver, [0, 1, 2]) == list(range(6))
-
-
-@pytest.mark.parametrize("length", [0, 100, -30])
-def test_a_cold_file_that_was_cut_costs_no_other_segment(directories: Directories, length: int) -> None:
-    driver = directories.filled()
-    path = directories.cold_file(0)
-    path.chmod(0o640)
-    os.truncate(path, length if length >= 0 else path.stat().st_size + length)
-    with pytest.raises(ColdStorageUnavailable):
-        driver.engine.open_segment(0)
-    driver.run_for(60 * SECOND_NS)
-    assert numbers_through_descriptors(driver, [1, 2, 3]) == list(range(2, 8))
-    told = driver.claim_numbers("s")
-    assert told[-6:] == list(range(2, 8))
-    assert set(told) | {0, 1} == set(range(8))
-    assert len(told) == 8 or driver.told, "what could not be saved is told"
-
-
-def test_a_cold_directory_is_no_data_directory(directories: Directories) -> None:
-    directories.filled().drain_and_close()
-    before = directories.content()
-    with pytest.raises(InvalidFormat, match=f"segments into {ENGINE} there"):
-        bring_data_version_up_to_date(str(directories.cold))
-    assert directories.content() == before
-    assert [path.name for path in directories.cold.iterdir()] == ["default"]
-    bring_data_version_up_to_date(str(directories.hot))
-    assert (directories.hot / "quiver.version").exists()
