@@ -114,8 +114,10 @@ class ColdSegments:
 
     def claim_job(self) -> ColdClaimJob | None:
         """Return the job that takes the directory over; None if it is this engine's, or has no name that the list knows."""
+        if self.tenure.root == self.root or self.awaits_list:  # asked in each turn
+            return None
         directory = self.directory
-        if directory is None or directory.token or self.awaits_list:
+        if directory is None:
             return None
         return self.tenure.claim_job(directory, list(self._unwanted), makes=self.is_bare)
 
