@@ -11,7 +11,7 @@ from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.aio.subscription import AnySubscription, GapSubscription, Subscription
 from quiver_actors.base.model import DEFAULT_TOPIC
 from quiver_actors.client.archived_reads import ArchivedReads
-from quiver_actors.client.archived_start import looking, names_a_place, with_archive
+from quiver_actors.client.archived_start import Looked, looking, names_a_place, warn_of, with_archive
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.requests import Requests
 from quiver_actors.client.subscribe_request import Gaps, StartPoints, SubscribeOptions, SubscribeRequest
@@ -86,11 +86,12 @@ class SubscribingClient:
                 # A segment has left the disk between the looks at it and at the archive.
                 continue
             self._subscriptions.add(subscription)
+            warn_of(wanted.subscriber, subscription.not_delivered)
             return subscription
 
     async def _starts(self, wanted: SubscribeRequest) -> StartPoints:
         """Where a new subscriber begins on each core, and what of the archive each is to be told."""
         is_in_archive = names_a_place(wanted) and await asyncio.to_thread(lambda: self._archived.has_archiver)
-        found = await self._exchange.complete(looking(self._requests, wanted)) if is_in_archive else {}
+        looked = await self._exchange.complete(looking(self._requests, wanted)) if is_in_archive else Looked()
         starts = await self._exchange.complete(self._requests.starting(wanted.topic, wanted.start))
-        return await asyncio.to_thread(with_archive, self._archived, wanted, starts, found) if found else starts
+        return await asyncio.to_thread(with_archive, self._archived, wanted, starts, looked) if looked.found else starts

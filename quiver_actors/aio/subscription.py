@@ -55,7 +55,7 @@ class BaseSubscription(SubscriptionBase[Delivery, LoopExchange, E]):
         consumer: Consumer[Delivery, LoopExchange] = Consumer(
             exchange, directory, client_name, wanted, starts, Delivery
         )
-        super().__init__(exchange, consumer, wanted)
+        super().__init__(exchange, consumer, wanted, starts.not_delivered)
         self._fetched_later: deque[Delivery] = deque()
         """Archived bundles that were taken and not handed out, as the call was cancelled that fetched them."""
 

@@ -7,7 +7,7 @@ registers the subscriber, and refuses where a segment has left it meanwhile and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from quiver_actors.base.model import BundleId
@@ -25,14 +25,22 @@ from quiver_actors.client.projection import EVERYTHING
 from quiver_actors.client.ranges import SegmentPart
 from quiver_actors.client.requests import Requests
 from quiver_actors.client.segments import ReadableSegments
-from quiver_actors.client.subscribe_request import Start, StartPoints, SubscribeRequest, start_text
+from quiver_actors.client.subscribe_request import NotDelivered, Start, StartPoints, SubscribeRequest, start_text
 from quiver_actors.errors import NotAllowed, StorageUnavailable, UsageError, WorkerUnavailable
 
 logger = logging.getLogger("quiver.client")
 
-Found = Mapping[int, ReadableSegments]
 _ON_DISK_MAX = 1000
 """Archived segments that are on the disk and may leave it before the subscriber is registered: so many are listed, too."""
+
+
+class Looked(NamedTuple):
+    """What the disk has of a topic where a new subscriber begins."""
+
+    found: Mapping[int, ReadableSegments] = {}
+    """What each core has, without those on which the subscriber is known, and so has begun already."""
+    served: Collection[int] = ()
+    """All cores that the node has."""
 
 
 def names_a_place(wanted: SubscribeRequest) -> bool:
@@ -40,22 +48,22 @@ def names_a_place(wanted: SubscribeRequest) -> bool:
     return wanted.start not in ("latest", "earliest")
 
 
-def looking(requests: Requests, wanted: SubscribeRequest) -> Flow[Found]:
-    """Return what the disk has of the topic, without cores on which the subscriber is known, and so has begun already."""
+def looking(requests: Requests, wanted: SubscribeRequest) -> Flow[Looked]:
+    """Return what the disk has of the topic."""
     subscribers: Mapping[int, Sequence[SubscriberInfo]] = yield from requests.subscribers(wanted.topic)
     known = {core for core, infos in subscribers.items() if any(info.subscriber == wanted.subscriber for info in infos)}
     found = yield from requests.readable(wanted.topic)
-    return {core: on_disk for core, on_disk in found.items() if core not in known}
+    return Looked({core: on_disk for core, on_disk in found.items() if core not in known}, list(found))
 
 
-def with_archive(reads: ArchivedReads, wanted: SubscribeRequest, starts: StartPoints, found: Found) -> StartPoints:
+def with_archive(reads: ArchivedReads, wanted: SubscribeRequest, starts: StartPoints, looked: Looked) -> StartPoints:
     """The start points of a new subscriber, with what each core's worker is to be told of the archive. Waits for the archiver.
 
     Raises:
         NotAllowed, StorageUnavailable, WorkerUnavailable: the archiver cannot tell, and the start may lie in the archive.
         UsageError: more segments lie there than a subscriber can get.
     """
-    looks = {core: _Look.at(reads, wanted, core, each) for core, each in found.items()}
+    looks = {core: _Look.at(reads, wanted, core, each) for core, each in looked.found.items()}
     bundle = wanted.start
     if isinstance(bundle, BundleId) and bundle.core in looks:
         unix_ns = looks[bundle.core].time_of(reads, bundle)
@@ -71,7 +79,46 @@ def with_archive(reads: ArchivedReads, wanted: SubscribeRequest, starts: StartPo
             )
         if start.segments:
             archived[core] = start
-    return starts._replace(archived=archived)
+    starts = starts._replace(archived=archived)
+    return starts._replace(not_delivered=tuple(_not_delivered(reads, wanted, starts, looked)))
+
+
+def _not_delivered(
+    reads: ArchivedReads, wanted: SubscribeRequest, starts: StartPoints, looked: Looked
+) -> Iterator[NotDelivered]:
+    """What lies behind the start on cores that the node does not have any more: nobody could keep the subscriber's progress there."""
+    if len(looked.found) < len(looked.served):
+        return  # it is known, and had what it was owed of former cores before these went
+    for retired in reads.retired(wanted.topic, looked.served):
+        on_disk = ReadableSegments([], [], True, retired.incarnation, retired.next_segment_seq)
+        start = _Look.at(reads, wanted, retired.core, on_disk).start(reads, starts.on(retired.core))
+        there = [each for each in start.segments if _count_there(each)]
+        if there:
+            skipped = sum(count for first, count in there[0].skipped if first == 0)
+            first_id = BundleId(wanted.topic, retired.core, there[0].segment_seq, skipped)
+            yield NotDelivered(wanted.topic, retired.core, first_id, len(there), sum(map(_count_there, there)))
+
+
+def _count_there(segment: ArchivedSegment) -> int:
+    """Bundles of an archived segment that lie behind the start and can be read."""
+    skipped, lost = sum(count for _, count in segment.skipped), sum(count for _, count, _ in segment.lost)
+    return max(0, segment.bundle_count - skipped - lost)
+
+
+def warn_of(subscriber: str, not_delivered: Iterable[NotDelivered]) -> None:
+    """Log what a new subscriber does not get."""
+    for each in not_delivered:
+        logger.warning(
+            "quiver.subscription.not_delivered subscriber=%s topic=%s core=%d bundles=%d first=%s: the node does not have this core any "
+            "more; read them with client.read(%r, %d, first)",
+            subscriber,
+            each.topic,
+            each.core,
+            each.bundle_count,
+            each.first,
+            each.topic,
+            each.core,
+        )
 
 
 class _Look(NamedTuple):

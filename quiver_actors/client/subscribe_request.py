@@ -64,6 +64,17 @@ class SubscribeOptions(TypedDict, total=False):
     """Function that `get` calls with each gap notice. Notices are counted and logged in any case."""
 
 
+class NotDelivered(NamedTuple):
+    """Archived bundles behind a new subscriber's start that it does not get, as the node does not have their core any more."""
+
+    topic: str
+    core: int
+    first: BundleId
+    """The oldest of them, where `client.read(topic, core, first)` begins."""
+    segment_count: int
+    bundle_count: int
+
+
 class StartPoints(NamedTuple):
     """Where a new subscriber starts, worker by worker."""
 
@@ -73,6 +84,8 @@ class StartPoints(NamedTuple):
     """The start on `core`."""
     archived: Mapping[int, ArchivedStart] = {}
     """The segments that come from the archive, by core."""
+    not_delivered: tuple[NotDelivered, ...] = ()
+    """What does not come at all, by rising core."""
 
     def on(self, core: int) -> str:
         """Return the start point of one core, in the words of `Register.start`."""

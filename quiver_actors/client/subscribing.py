@@ -1,7 +1,8 @@
 """The calls of a client that attach to durable subscribers. Mixed into `Client`.
 
-Guarantee: a new subscriber that names a place gets everything from there on, on each core: what has left the disk from the archive, then
-what is on the disk, then what comes. If that cannot be, nothing is begun.
+Guarantee: a new subscriber that names a place gets everything from there on, on each core that the node has: what has left the disk from
+the archive, then what is on the disk, then what comes. If that cannot be, nothing is begun. What is archived of cores that the node does
+not have any more does not come: `not_delivered` of the subscription names it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal, TypeVar, Unpack, overload
 
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId
 from quiver_actors.client.archived_reads import ArchivedReads
-from quiver_actors.client.archived_start import looking, names_a_place, with_archive
+from quiver_actors.client.archived_start import Looked, looking, names_a_place, warn_of, with_archive
 from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.hold import Hold
@@ -120,14 +121,15 @@ class SubscribingClient:
                 # A segment has left the disk between the looks at it and at the archive.
                 continue
             self._subscriptions.add(subscription)
+            warn_of(wanted.subscriber, subscription.not_delivered)
             return subscription
 
     def _starts(self, wanted: SubscribeRequest) -> StartPoints:
         """Where a new subscriber begins on each core, and what of the archive each is to be told."""
         is_in_archive = names_a_place(wanted) and self._archived.has_archiver
-        found = self._exchange.run(looking(self._requests, wanted)) if is_in_archive else {}
+        looked = self._exchange.run(looking(self._requests, wanted)) if is_in_archive else Looked()
         starts = self._exchange.run(self._requests.starting(wanted.topic, wanted.start))
-        return with_archive(self._archived, wanted, starts, found) if found else starts
+        return with_archive(self._archived, wanted, starts, looked) if looked.found else starts
 
     def hold(
         self,

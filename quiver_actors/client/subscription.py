@@ -56,7 +56,7 @@ class BaseSubscription(SubscriptionBase[Delivery, Exchange, E]):
     ) -> None:
         """Nothing is connected yet; `register` does that."""
         consumer: Consumer[Delivery, Exchange] = Consumer(exchange, directory, client_name, wanted, starts, Delivery)
-        super().__init__(exchange, consumer, wanted)
+        super().__init__(exchange, consumer, wanted, starts.not_delivered)
 
     def register(self, timeout_seconds: float) -> None:
         """Attach to the subscriber on every worker, creating it where it is new; durable on return.

@@ -8,7 +8,7 @@ from quiver_actors.client.consumer import Consumer
 from quiver_actors.client.delivery import ClaimedBundle
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.gaps import GapNotice
-from quiver_actors.client.subscribe_request import SubscribeRequest
+from quiver_actors.client.subscribe_request import NotDelivered, SubscribeRequest
 
 D = TypeVar("D", bound=ClaimedBundle[Any])
 X = TypeVar("X", bound=Exchange)
@@ -18,10 +18,13 @@ E = TypeVar("E")
 class SubscriptionBase(Generic[D, X, E]):
     """`D` is a delivery, `E` what comes out: deliveries, or deliveries and gap notices."""
 
-    def __init__(self, exchange: X, consumer: Consumer[D, X], wanted: SubscribeRequest) -> None:
+    def __init__(
+        self, exchange: X, consumer: Consumer[D, X], wanted: SubscribeRequest, not_delivered: tuple[NotDelivered, ...]
+    ) -> None:
         self._exchange = exchange
         self._consumer = consumer
         self._wanted = wanted
+        self._not_delivered = not_delivered
         self._kept: object = None
 
     def keep(self, kept: object) -> None:
@@ -42,6 +45,12 @@ class SubscriptionBase(Generic[D, X, E]):
     def order(self) -> str:
         """The order in which this consumer gets bundles: `oldest`, `newest` or `newest_backfill`."""
         return self._wanted.terms.order
+
+    @property
+    def not_delivered(self) -> tuple[NotDelivered, ...]:
+        """What lies behind the start of a new subscriber and does not come: archived bundles of cores that the node does not have any more,
+        by rising core. They are not lost: `client.read` has them. Empty where the subscriber was known before."""
+        return self._not_delivered
 
     @property
     def claims_lost(self) -> int:

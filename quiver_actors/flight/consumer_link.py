@@ -26,6 +26,7 @@ from quiver_actors.base.locks import new_lock
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client.grants import Bundles
 from quiver_actors.client.slots import TopicSlots
+from quiver_actors.client.subscribe_request import NotDelivered
 from quiver_actors.errors import ClosedError, QuiverError, WorkerUnavailable
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FLIGHT_ERRORS, FlightConnection
@@ -53,6 +54,8 @@ class ConsumerLink:
         """Number of the last answer that the caller was handed whole."""
         self.generation = 0
         """Rises with each consumer that is attached."""
+        self.not_delivered: tuple[NotDelivered, ...] = ()
+        """What the subscriber, if it is new, does not get."""
         self._connection = connection
         self._request = request
         self._timeout_seconds = timeout_seconds
@@ -223,6 +226,7 @@ class ConsumerLink:
             self._id = found.subscription
             self.slots = TopicSlots(found.topic)
             self._alive_seconds = found.idle_seconds / 4
+            self.not_delivered = self.not_delivered or tuple(found.not_delivered)
             self._lost += self._resolved - self._settled
             self._settled = self._resolved
             self._outcomes.clear()

@@ -258,14 +258,15 @@ class Consumers:
             client = self._client()
             wanted = _wanted(request)
             info = topic_info(client, request.topic)
-            consumer = RemoteConsumer(holder, client.attach(ServedSubscription, wanted))
+            attached = client.attach(ServedSubscription, wanted)
+            consumer = RemoteConsumer(holder, attached)
         except BaseException:
             self.limit.end(holder)
             raise
         subscription = secrets.token_hex(16)
         with self._lock:
             self._open[subscription] = consumer
-        return rc.Subscribed(subscription, info, self.idle_seconds)
+        return rc.Subscribed(subscription, info, self.idle_seconds, list(attached.not_delivered))
 
     def take(self, holder: TokenHolder, ticket: rc.TakeTicket | rc.ClaimTicket) -> pa.RecordBatch:
         """The bundles that a ticket is for, as `frames` has them. Raises as `consume`, and as `Subscription.get` or `claim`."""

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from quiver_actors.base.protocol.messages import SubscriberInfo, TopicInfo
+from quiver_actors.client.subscribe_request import NotDelivered
 from quiver_actors.flight.contract import SqlTicket, TableTicket
 
 REMOTE_VERSION = 3
@@ -96,6 +97,8 @@ class Subscribed(msgspec.Struct, frozen=True):
     topic: TopicInfo
     idle_seconds: float
     """The consumer is ended, and what it holds goes back, when nothing is heard of it for so long."""
+    not_delivered: list[NotDelivered] = []
+    """What a new subscriber does not get."""
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):

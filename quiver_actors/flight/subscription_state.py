@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from quiver_actors.client import GapNotice
-from quiver_actors.client.subscribe_request import SubscribeRequest
+from quiver_actors.client.subscribe_request import NotDelivered, SubscribeRequest
 from quiver_actors.flight.consumer_link import ConsumerLink
 from quiver_actors.flight.remote_inbox import RemoteInbox
 
@@ -49,6 +49,12 @@ class KnownSubscription:
     def subscriber(self) -> str:
         """Name of the durable subscriber."""
         return self.state.wanted.subscriber
+
+    @property
+    def not_delivered(self) -> tuple[NotDelivered, ...]:
+        """What lies behind the start of a new subscriber and does not come: archived bundles of cores that the node does not have any more,
+        by rising core. They are not lost: `RemoteClient.read` has them. Empty where the subscriber was known before."""
+        return self.state.link.not_delivered
 
     @property
     def order(self) -> str:

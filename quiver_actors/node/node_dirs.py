@@ -15,10 +15,12 @@ import time
 from collections.abc import Iterator
 
 from quiver_actors.base.config import AccessSettings
+from quiver_actors.base.core_dirs import find_core_dirs
 from quiver_actors.errors import AlreadyRunning, ConfigError, DiskError, InvalidFormat
 from quiver_actors.shm.errors import LockHeld, ShmError
 from quiver_actors.shm.liveness import LifeLock, holder_pid
 from quiver_actors.store.disk.posix import PosixDisk
+from quiver_actors.store.files.cold_directory import IDENTITY_NAME, cold_id_of
 from quiver_actors.store.files.data_version import (
     DATA_VERSION,
     VERSION_FILE,
@@ -193,15 +195,29 @@ def bring_data_version_up_to_date(data_dir: str) -> None:
     The mark is durable before anything else is written, so an older program never works on what this one has stored.
 
     Raises:
-        UnsupportedVersion, InvalidFormat: its version file names another version, or none.
+        UnsupportedVersion, InvalidFormat: its version file names another version, or none; or it is a cold directory.
         DiskError: it cannot be read or written; a full disk shows here.
     """
     disk = PosixDisk(data_dir)
     try:
+        if not disk.exists(VERSION_FILE):
+            _refuse_cold_directory(data_dir, disk)
         if not disk.exists(VERSION_FILE) or _read_version(data_dir, disk) != DATA_VERSION:
             _write_version(disk)
     finally:
         disk.close()
+
+
+def _refuse_cold_directory(data_dir: str, disk: PosixDisk) -> None:
+    """Refuse a directory into which a node moves segments: a deleted topic would take them along."""
+    for core, topics in find_core_dirs(data_dir).items():
+        for directory in (f"{topic}/core_{core}" for topic in topics):
+            names = (name for name in disk.list_directory(directory) if cold_id_of(name) is not None)
+            if any(disk.exists(f"{directory}/{name}/{IDENTITY_NAME}") for name in names):
+                raise InvalidFormat(
+                    f"{data_dir} is no data directory: a node has moved segments into {directory} there, as tier.cold_dir says; use "
+                    "another --data-dir"
+                )
 
 
 def refuse_other_version(data_dir: str) -> None:

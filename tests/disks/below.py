@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from quiver_actors.errors import DiskError
-from quiver_actors.store.disk.protocol import Disk, DiskFile
+from quiver_actors.store.disk.protocol import DirectoryLock, Disk, DiskFile
 
 
 class DiskBelow:
@@ -47,6 +47,9 @@ class DiskBelow:
 
     def exists(self, path: str) -> bool:
         return self._disk.exists(self._at(path))
+
+    def lock(self, path: str, wait_seconds: float = 0.0) -> DirectoryLock | None:
+        return self._disk.lock(self._at(path), wait_seconds)
 
 
 class ColdDisksBelow:

@@ -6,6 +6,7 @@ from typing import Any
 
 from quiver_actors.store.files.cold_directory import IDENTITY
 from quiver_actors.store.files.cold_list import ColdEntry, ColdList, encode_cold_list
+from quiver_actors.store.files.cold_owner import ColdOwner
 
 ID = bytes(range(1, 17))
 COLD = encode_cold_list(ColdList(ID, "/cold", {90: ColdEntry(91, b"end", ((92, 93),))}, (94, 95)))
@@ -31,5 +32,18 @@ COLD_SAMPLES: dict[str, tuple[bytes, int, dict[str, Any]]] = {
         IDENTITY.pack(cold_id=ID),
         0,
         {"magic": b"QUIVCOLD", "version": 1, "size": 32, "cold_id": ID},
+    ),
+    "owner of a cold directory": (
+        ColdOwner(ID, ID[::-1], 96, former=2 * ID[:8]).encode(),
+        0,
+        {
+            "magic": b"QUIVCOWN",
+            "version": 1,
+            "size": 72,
+            "cold_id": ID,
+            "token": ID[::-1],
+            "former": 2 * ID[:8],
+            "inode": 96,
+        },
     ),
 }

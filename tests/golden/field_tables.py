@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from quiver_actors.archive import manifest
 from quiver_actors.base.topics import Catalogue, Deletion, Topic
-from quiver_actors.store.files import cold_directory, cold_list, core_file, foreign_record, summaries
+from quiver_actors.store.files import cold_directory, cold_list, cold_owner, core_file, foreign_record, summaries
 from quiver_actors.store.files.core_count import CoreGeneration
 from quiver_actors.store.files.data_version import encode_data_version
 from quiver_actors.store.files.topic_list import encode_catalogue
@@ -106,13 +106,14 @@ SECTIONS = (
     Section(
         "The list of cold segments",
         "A header, segments, numbers of files to delete, the path of the cold directory, and the checksum. Behind each segment are "
-        "its runs of lost bundles and the end of its file. The identity file is in the directory on the cold disk.",
+        "its runs of lost bundles and the end of its file. The identity file is in the directory on the cold disk, the owner's on both.",
         (
             cold_list.COLD,
             cold_list.COLD_SEGMENT_TABLE,
             cold_list.COLD_LOST_TABLE,
             cold_list.COLD_UNWANTED_TABLE,
             cold_directory.IDENTITY,
+            cold_owner.OWNER,
         ),
     ),
     Section(

@@ -115,6 +115,38 @@ def test_every_read_has_what_is_left_of_a_core_that_is_gone(kept: Kept) -> None:
     assert values(kept.micro_batch(startingOffsets=behind)) == whole[GONE::2]
 
 
+def test_a_new_subscriber_says_what_it_does_not_get_of_such_a_core(kept: Kept) -> None:
+    gone = list(range(GONE, PUSHED, 2))
+    with kept.node.connect() as client:
+        found = list(client.read("kept", GONE, BundleId("kept", GONE, 0, 0)))
+        since = found[5].ingestion_unix_ns or 0
+        with client.subscribe("new", topic="kept", start=0) as subscription:
+            (left_out,) = subscription.not_delivered
+            assert (left_out.topic, left_out.core, left_out.bundle_count) == ("kept", GONE, len(gone))
+            read = client.read("kept", GONE, left_out.first)
+            assert [each.batch.column(0)[0].as_py() for each in read] == gone
+            assert subscription.get(timeout=30) is not None, "what is on the other core comes"
+        with client.subscribe("new", topic="kept", start=0) as subscription:
+            assert subscription.not_delivered == (), "it has begun before"
+        with client.subscribe("later", topic="kept", start=since) as subscription:
+            (left_out,) = subscription.not_delivered
+            assert left_out.bundle_count == len(gone) - 5
+            assert [each.bundle_id for each in client.read("kept", GONE, left_out.first)] == [
+                each.bundle_id for each in found[5:]
+            ]
+        with client.subscribe("live", topic="kept") as subscription:
+            assert subscription.not_delivered == ()
+
+    async def look() -> None:
+        async with (
+            aio.connect(str(kept.node.directories.run)) as client,
+            await client.subscribe("aio", topic="kept", start=0) as subscription,
+        ):
+            assert [each.core for each in subscription.not_delivered] == [GONE]
+
+    asyncio.run(look())
+
+
 def test_asyncio_reads_such_a_core(kept: Kept) -> None:
     async def look() -> None:
         async with aio.connect(str(kept.node.directories.run)) as client:

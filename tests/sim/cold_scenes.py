@@ -14,7 +14,7 @@ from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import DiskError
 from quiver_actors.store.disk.protocol import Disk, read_whole
 from quiver_actors.store.engine import Engine, EngineState
-from quiver_actors.store.engine.events import Event
+from quiver_actors.store.engine.events import ColdDiskFaulted, Event
 from quiver_actors.store.segment.reader import SegmentReader
 from tests.disks.below import ColdDisksBelow
 from tests.disks.crashes import CrashMode
@@ -134,6 +134,7 @@ def _judge(done: int = 0, may_lose: int = 0) -> Callable[[SimDisk], None]:
         store = Store(monitor)
         store._disk = left
         store.run()
+        assert not [event for event in store.events if isinstance(event, ColdDiskFaulted)], "its own directory is taken"
         for segment_seq in range(may_lose):  # a reader could not read them
             store.engine.check_segment(segment_seq)
         store.run()
@@ -144,7 +145,8 @@ def _judge(done: int = 0, may_lose: int = 0) -> Callable[[SimDisk], None]:
         owed = set(range(done, SEGMENTS))
         assert owed - there <= store.told, f"{owed - there} are missing, {store.told} were told"
         assert store.told <= set(range(may_lose)), "whole bundles were told to be lost"
-        cold = {int(path[-21:-5]) for path in paths(left, ".qseg") if path.startswith("cold/")}
+        found_cold = [path for path in paths(left, ".qseg") if path.startswith("cold/") and ".stray" not in path]
+        cold = {int(path[-21:-5]) for path in found_cold}
         assert cold <= {info.segment_seq for info in store.engine.segments()}, "leftovers on the cold disk"
 
     return judge
@@ -211,6 +213,37 @@ def _list_scene(name: str, seed: int) -> Scene:
     return Scene(name, disk, _judge(), _work())
 
 
+def _stray_scene(name: str, seed: int) -> Scene:
+    """A segment that nobody knows lies on the cold disk, and another one in the place of a segment: both are kept, and never delivered."""
+    disk = _moved().copy()
+    first, second = (_cold_path(disk, segment_seq) for segment_seq in (0, 1))
+    whole = read_whole(disk, second, _FILE_BYTES_MAX)
+    put_file(disk, first, whole)
+    put_file(disk, first.replace(f"{0:016}", f"{9:016}"), whole)
+    judge = _judge(may_lose=1)
+
+    def judge_strays(left: SimDisk) -> None:
+        judge(left)
+        strays = {path[-27:-11]: read_whole(left, path, _FILE_BYTES_MAX) for path in paths(left, ".qseg.stray")}
+        assert strays == {f"{0:016}": whole, f"{9:016}": whole}
+
+    return Scene(name, disk, judge_strays, _work(_suspect))
+
+
+def _cold_path(disk: SimDisk, segment_seq: int) -> str:
+    (path,) = [path for path in paths(disk, f"{segment_seq:016}.qseg") if path.startswith("cold/")]
+    return path
+
+
+def _former_scene(name: str, seed: int) -> Scene:
+    """A program that knew no owners has moved the segments."""
+    disk = _moved().copy()
+    for path in paths(disk, "quiver.cold-owner"):
+        disk.unlink(path)
+        disk.sync_directory(path.rpartition("/")[0])
+    return Scene(name, disk, _judge(done=2), _work(_open_and_delete))
+
+
 def _topic_scene(name: str, seed: int) -> Scene:
     """A topic is deleted: nothing of it is left on the cold disk, or all that nobody got to."""
 
@@ -233,6 +266,8 @@ SCENES: dict[str, Callable[[str, int], Scene]] = {
     _GONE: _damaged_scene,
     _DAMAGED_LIST: _list_scene,
     "list of cold segments stale": _list_scene,
+    "cold directory without an owner": _former_scene,
+    "strays on the cold disk": _stray_scene,
     "topic with cold segments deleted": _topic_scene,
 }
 """Makers of the scenes, by name; each takes the name and a seed."""

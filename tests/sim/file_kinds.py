@@ -26,6 +26,7 @@ KINDS = {
     "producers": r"quiver\.producers(\.tmp)?",
     "record of other writers": r"quiver\.foreign(\.tmp)?",
     "list of cold segments": r"quiver\.cold(\.tmp)?",
+    "owner of the cold directory": r"quiver\.cold-owner(\.tmp)?",
     "summaries": r"quiver\.summaries(\.tmp)?",
     "quarantined file": r"quarantine/.*",
     "decision": r"quiver\.decisions/.*",
@@ -36,6 +37,7 @@ KINDS = {
 ELSEWHERE = {
     "quiver.archive": "written by the archiver and by `quiver restore`, beside the engines: tests/unit/archive",
     "quiver.cold-id": "on the cold disk: tests/sim/cold_scenes.py crashes before it, under another directory",
+    "quiver.cold-lock": "empty, on the cold disk: a crash takes nothing of it",
     "quiver.cores": "one line, written before the workers of its generation start: tests/unit/node/test_core_generation.py",
     "quiver.version": "one line, written before there is any data: tests/unit/test_packaging.py",
 }

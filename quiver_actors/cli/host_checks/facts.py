@@ -116,3 +116,5 @@ class Facts(msgspec.Struct, kw_only=True):
     archive_url: str = ""
     archive_error: str = ""
     """The reason for which the archive's object store cannot be written; empty where it can, or where there is no archive."""
+    cold_errors: list[str] = []
+    """Sentences about cores of topics whose cold disk is not there, or is another data directory's."""

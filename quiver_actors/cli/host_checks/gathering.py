@@ -1,5 +1,4 @@
-"""Finds out the facts: asks the kernel, reads /proc and /sys, and tries the data directory's file system out
-with the very calls that a node makes.
+"""Finds out the facts: asks the kernel, reads /proc and /sys, and tries the data directory's file system out with the calls of a node.
 
 What is tried out happens in a directory of its own that is removed again; nothing else on the machine is changed.
 """
@@ -24,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from quiver_actors.base.config import NodeSettings
-from quiver_actors.cli.host_checks.archive_check import archive_error
+from quiver_actors.cli.host_checks import archive_check, cold_check
 from quiver_actors.cli.host_checks.facts import (
     Clock,
     Facts,
@@ -80,7 +79,8 @@ def gather(settings: NodeSettings) -> Facts:
         software=_software(),
         clock=_clock(),
         archive_url=settings.archive.url,
-        archive_error=archive_error(settings),
+        archive_error=archive_check.archive_error(settings),
+        cold_errors=cold_check.cold_errors(settings),
         session=_session(run_dir),
     )
 

@@ -58,6 +58,12 @@ def _archive(facts: Facts) -> Iterator[Finding]:
         yield Finding("archive", Level.OK, f"{facts.archive_url} can be written, and keeps the conditions of puts")
 
 
+def _cold_disks(facts: Facts) -> Iterator[Finding]:
+    for error in facts.cold_errors:
+        advice = "docs/tiers.md says what to do: until then nothing of it is moved or deleted, and it may not be readable; nothing is lost"
+        yield Finding("cold disk", Level.WARNING, error, advice)
+
+
 def _limits(facts: Facts) -> Iterator[Finding]:
     limits = facts.limits
     if limits.memfd_error is not None:
@@ -355,6 +361,7 @@ _RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _clock,
     _session,
     _archive,
+    _cold_disks,
 )
 
 

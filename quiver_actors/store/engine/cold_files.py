@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import DiskError, StorageUnavailable
-from quiver_actors.store.disk.protocol import DiskFile
+from quiver_actors.store.disk.protocol import Disk, DiskFile
 from quiver_actors.store.engine.events import ColdOpened, Event
 from quiver_actors.store.engine.faults import Faults
 from quiver_actors.store.files.cold_directory import ColdDirectory
@@ -52,8 +53,13 @@ class Entries(Protocol):
 class ColdFiles:
     """The cold files that somebody wants, and those that are open."""
 
-    def __init__(self, entries: Entries, paths: EnginePaths, clock: Clock) -> None:
+    def __init__(self, entries: Entries, disk: Disk, paths: EnginePaths, clock: Clock) -> None:
+        """
+        Args:
+            disk: the hot disk.
+        """
         self._entries = entries
+        self._disk = disk
         self._paths = paths
         self._clock = clock
         self._events: list[Event] = []
@@ -95,15 +101,24 @@ class ColdFiles:
             raise ColdStorageUnavailable(f"{where}, which cannot be read now: {fault}; it is tried again")
         raise ColdStorageUnavailable(f"{where}, and is being opened: try again", is_coming=True)
 
-    def open_job(self) -> ColdOpenJob | None:
-        """Return the job that opens the next file that somebody wants; None if nobody wants any."""
-        while self._wanted:
-            segment_seq = next(iter(self._wanted))
+    def open_job(self, is_doubtful: Callable[[int], bool]) -> ColdOpenJob | None:
+        """Return the job that opens the next file that somebody wants; None if nobody wants any.
+
+        Args:
+            is_doubtful: which segments to leave until they were checked, or are hot again.
+        """
+        for segment_seq in list(self._wanted):
             entry, directory = self._entries.entry_of(segment_seq), self._entries.directory
-            if entry is not None and directory is not None:
-                return ColdOpenJob(directory, segment_seq, entry.size_bytes)
-            self.let_wait_no_longer(segment_seq)
+            if entry is None or directory is None:
+                self.let_wait_no_longer(segment_seq)
+            elif not is_doubtful(segment_seq):
+                return ColdOpenJob(self._disk, self._paths, directory, segment_seq, entry)
         return None
+
+    def put_off(self, segment_seq: int) -> None:
+        """Have a file that could not be opened tried again behind the others that are wanted: it may be the only one."""
+        if self._wanted.pop(segment_seq, self) is None:
+            self._wanted[segment_seq] = None
 
     def let_wait_no_longer(self, segment_seq: int) -> None:
         """Have those ask again who wait for a segment that was deleted, or is hot again."""

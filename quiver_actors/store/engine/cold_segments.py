@@ -15,13 +15,16 @@ from quiver_actors.base.clock import Clock
 from quiver_actors.base.config import TierSettings
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.cold_files import ColdFiles
+from quiver_actors.store.engine.cold_tenure import ColdTenure
 from quiver_actors.store.engine.events import ColdDiskFaulted, Event
 from quiver_actors.store.engine.faults import Faults
 from quiver_actors.store.engine.segment_table import SegmentTable
 from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks
 from quiver_actors.store.files.cold_list import COLD_ID_BYTES, ColdEntry, ColdList, encode_cold_list
 from quiver_actors.store.files.paths import EnginePaths
-from quiver_actors.store.jobs.cold import ColdDeleteJob, ColdFlipJob, ColdRemoveJob
+from quiver_actors.store.jobs.cold import ColdFlipJob
+from quiver_actors.store.jobs.cold_claim import ColdClaimJob
+from quiver_actors.store.jobs.cold_removal import ColdDeleteJob
 from quiver_actors.store.recovery import Recovered
 
 
@@ -33,6 +36,7 @@ class ColdSegments:
         faults: whether the cold disk can be read now.
         write_faults: whether it can be written: a full one, or one that is read-only, is read all the same.
         files: their files, opened for readers.
+        tenure: whether the directory on the cold disk is this engine's to change.
         moved_count: how many segments were moved to the cold disk since the engine was opened.
     """
 
@@ -52,10 +56,10 @@ class ColdSegments:
         self.write_faults = Faults(clock)
         self.moved_count = 0
         # No circle: a topic that goes is freed at once, not by the collector.
-        self.files = ColdFiles(weakref.proxy(self), paths, clock)
+        self.files = ColdFiles(weakref.proxy(self), disk, paths, clock)
         self._disk = disk
         self._paths = paths
-        self._disks = disks
+        self.tenure = ColdTenure(disk, paths, disks)
         self._segments = segments
         self._cold_id, self._listed_root = found.cold_id, found.root
         self._entries = dict(found.segments)
@@ -83,9 +87,7 @@ class ColdSegments:
     @property
     def directory(self) -> ColdDirectory | None:
         """The engine's directory on the cold disk; None: nothing was ever moved there."""
-        return (
-            ColdDirectory(self._disks, self.root, self._paths, self._cold_id) if self._cold_id and self.root else None
-        )
+        return self.tenure.directory(self.root, self._cold_id) if self._cold_id and self.root else None
 
     @property
     def awaits_list(self) -> bool:
@@ -97,9 +99,10 @@ class ColdSegments:
         """Whether nothing lies on the cold disk yet, as far as anybody knows."""
         return not (self._entries or self._copied or self._unwanted)
 
-    def lost(self, segment_seq: int) -> Sequence[tuple[int, int]]:
-        """Runs of bundles that a cold segment itself records as lost."""
-        return self._entries[segment_seq].lost
+    @property
+    def known(self) -> set[int]:
+        """Numbers of all segments of which there may be a file on the cold disk."""
+        return {*self._segments, *self._entries, *self._copied, *self._unwanted, *self._spare_copies}
 
     def entry_of(self, segment_seq: int) -> ColdEntry | None:
         """Return what the list says of a cold segment; None if it is none."""
@@ -108,6 +111,15 @@ class ColdSegments:
     def is_moving(self, segment_seq: int) -> bool:
         """Whether the segment was copied, in either direction, and the list does not say so yet."""
         return segment_seq in self._copied or segment_seq in self._returned
+
+    def claim_job(self) -> ColdClaimJob | None:
+        """Return the job that takes the directory over; None if it is this engine's, or has no name that the list knows."""
+        if self.tenure.root == self.root or self.awaits_list:  # asked in each turn
+            return None
+        directory = self.directory
+        if directory is None:
+            return None
+        return self.tenure.claim_job(directory, list(self._unwanted), makes=self.is_bare)
 
     # --- the list ------------------------------------------------------------------------------------------------------------
 
@@ -135,7 +147,8 @@ class ColdSegments:
             spared: segments that are to stay where they are: what was copied of them is given up.
         """
         self._prune(spared)
-        if not (self._is_dirty or self._copied or self._returned):
+        is_elsewhere = self.tenure.root == self.root != self._listed_root
+        if not (self._is_dirty or self._copied or self._returned or is_elsewhere):
             return None
         self._is_dirty = False
         flipped = [seq for seq in self._copied if seq not in self._entries]
@@ -183,8 +196,9 @@ class ColdSegments:
     def _content(self, entries: dict[int, ColdEntry], without: Collection[int]) -> bytes:
         gone = [seq for seq in without if seq in entries]
         kept = {seq: entry for seq, entry in entries.items() if seq not in gone}
-        self._listed_root = self.root
-        return encode_cold_list(ColdList(self._cold_id, self.root, kept, (*self._unwanted, *gone)))
+        if self.is_bare or self.tenure.root == self.root:
+            self._listed_root = self.root  # else the list goes on to say where the files were moved to
+        return encode_cold_list(ColdList(self._cold_id, self._listed_root, kept, (*self._unwanted, *gone)))
 
     # --- deleting ------------------------------------------------------------------------------------------------------------
 
@@ -200,7 +214,7 @@ class ColdSegments:
         directory = self.directory
         if directory is None or (self._is_swept and not self._unwanted):
             return None
-        keeps = None if self._is_swept else {*self._segments, *self._entries, *self._copied}
+        keeps = None if self._is_swept else self.known
         if not self._is_swept and self.is_bare:
             self._is_swept = True  # the directory need not be there
             return None
@@ -213,10 +227,6 @@ class ColdSegments:
             if self._unwanted.pop(segment_seq, self) is None:
                 self._is_dirty = True
 
-    def remove_job(self) -> ColdRemoveJob | None:
-        """Return the job that deletes all that is there; None if nothing is."""
-        return None if self.directory is None else ColdRemoveJob(self.directory)
-
     # --- faults --------------------------------------------------------------------------------------------------------------
 
     @property
@@ -226,6 +236,8 @@ class ColdSegments:
 
     def note_fault(self, fault: str, *, is_writing: bool) -> list[Event]:
         """Note that the cold disk could not be read, or not be written."""
+        if self._listed_root and self._listed_root != self.root:
+            fault += f"; the segments were moved to {self._listed_root}: set tier.cold_dir to it, or move them"
         # Who waits for a file is told of a fault in reading, whatever is known of writing.
         is_known = self.fault if is_writing else self.faults.fault
         (self.write_faults if is_writing else self.faults).note_fault(fault)

@@ -23,11 +23,12 @@ from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.jobs.cold import (
     ColdCheckJob,
     ColdCopyJob,
-    ColdDeleteJob,
     ColdFlipJob,
     ColdJob,
     ColdOpenJob,
 )
+from quiver_actors.store.jobs.cold_claim import ColdClaimJob
+from quiver_actors.store.jobs.cold_removal import ColdDeleteJob
 from quiver_actors.store.jobs.upkeep import Upkeep
 
 COPY_REST = 1
@@ -74,9 +75,9 @@ class Relocation:
         if self._job is not None or self._condition.is_over or self.cold.faults.is_waiting:
             return None
         self.cold.files.drop_stale()
-        readers: tuple[Callable[[], ColdJob | None], ...] = (self.cold.files.open_job, self._check_job)
+        readers: tuple[Callable[[], ColdJob | None], ...] = (self._open_job, self._check_job)
         writers: tuple[Callable[[], ColdJob | None], ...] = (self.cold.delete_job, self._copy_job)
-        for make in readers if self.cold.write_faults.is_waiting else (*readers, *writers):
+        for make in readers if self.cold.write_faults.is_waiting else (self._claim_job, *readers, *writers):
             self._job = make()
             if self._job is not None:
                 return self._job
@@ -99,22 +100,40 @@ class Relocation:
     def finish(self, job: ColdJob) -> list[Event]:
         """Take back a job of the cold disk."""
         self._job = None
-        is_writing = isinstance(job, ColdCopyJob | ColdDeleteJob)
+        is_writing = isinstance(job, ColdClaimJob | ColdCopyJob | ColdDeleteJob)
+        if job.is_taken:
+            self.cold.tenure.note_taken()
         if job.fault:
             self._give_up_copy()
+            if isinstance(job, ColdOpenJob):
+                self.cold.files.put_off(job.segment_seq)
             return self.cold.note_fault(job.fault, is_writing=is_writing)
         events = self.cold.note_sight(is_writing=is_writing)
         if isinstance(job, ColdOpenJob):
             return [*events, *self._finish_open(job)]
         if isinstance(job, ColdCheckJob):
             return [*events, *self._finish_check(job)]
+        if isinstance(job, ColdClaimJob):
+            self.cold.tenure.finish_claim(job)
         if isinstance(job, ColdDeleteJob):
             self.cold.finish_delete(job)
         if isinstance(job, ColdCopyJob):
             self._finish_copy(job)
         return events
 
+    def _claim_job(self) -> ColdClaimJob | None:
+        """The first of all jobs after a start, where anything lies there. An empty directory is taken over with the first copy."""
+        return None if self.cold.is_bare else self.cold.claim_job()
+
+    def _open_job(self) -> ColdOpenJob | None:
+        return self.cold.files.open_job(lambda seq: seq in self._repair.cold_suspects or self.cold.is_moving(seq))
+
     def _finish_open(self, job: ColdOpenJob) -> list[Event]:
+        if job.is_doubtful:
+            # Whoever wants it waits until it was checked.
+            if self.cold.entry_of(job.segment_seq) is not None:
+                self._repair.suspect(job.segment_seq)
+            return []
         if job.is_gone and self.cold.entry_of(job.segment_seq) is not None:
             return [*self.cold.files.finish_open(job), *self._repair.give_up_deleted(job.segment_seq)]
         return self.cold.files.finish_open(job)
@@ -122,8 +141,9 @@ class Relocation:
     def _check_job(self) -> ColdCheckJob | None:
         directory = self.cold.directory
         for segment_seq in self._repair.cold_suspects:
-            if directory is not None and not self.cold.is_moving(segment_seq):
-                return ColdCheckJob(self._disk, self._paths, directory, segment_seq)
+            entry = self.cold.entry_of(segment_seq)
+            if directory is not None and entry is not None and not self.cold.is_moving(segment_seq):
+                return ColdCheckJob(self._disk, self._paths, directory, segment_seq, entry)
         return None
 
     def _finish_check(self, job: ColdCheckJob) -> list[Event]:
@@ -138,7 +158,7 @@ class Relocation:
 
     # --- which segments move -------------------------------------------------------------------------------------------------
 
-    def _copy_job(self) -> ColdCopyJob | None:
+    def _copy_job(self) -> ColdJob | None:
         if self._clock.monotonic_ns() < self._copies_from_ns:
             return None
         if self._copy is not None:
@@ -154,8 +174,10 @@ class Relocation:
         directory = self.cold.directory
         if directory is None or self.cold.awaits_list:
             return None
+        if not directory.token:
+            return self.cold.claim_job()
         self._upkeep.forget(segment_seq)  # nothing else may give the segment another file meanwhile
-        job = ColdCopyJob(self._disk, self._paths, directory, segment_seq, makes=self.cold.is_bare)
+        job = ColdCopyJob(self._disk, self._paths, directory, segment_seq)
         self._copy = job, self._sealed_segments.segments[segment_seq]
         return job
 

@@ -118,7 +118,8 @@ class SealedSegments:
     def offer_cold(self) -> None:
         """Let subscribers claim what a start found on the cold disk."""
         for segment_seq in sorted(self.segments.cold):
-            self.offer(self.segments[segment_seq], list(self._cold.lost(segment_seq)))
+            entry = self._cold.entry_of(segment_seq)
+            self.offer(self.segments[segment_seq], list(entry.lost) if entry is not None else [])
 
     def pass_over(self, segment_seq: int) -> None:
         """Let nobody wait for a waiting segment any longer."""

@@ -129,7 +129,8 @@ class Storage:
 
     def remove_cold(self) -> Job | None:
         """The job that deletes everything that the engine has on the cold disk, as its topic is deleted; None if there is nothing."""
-        return self._parts.cold.remove_job()
+        cold = self._parts.cold
+        return cold.tenure.remove_job(cold.directory, cold.known)
 
     # --- load --------------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quiver_actors.store.files.cold_list import COLD_NAME
+from quiver_actors.store.files.cold_owner import OWNER_NAME
 from quiver_actors.store.files.core_file import CORE_NAME
 from quiver_actors.store.files.foreign_record import FOREIGN_NAME
 from quiver_actors.store.files.summaries import SUMMARIES_NAME
@@ -122,6 +123,11 @@ class EnginePaths:
     def cold(self) -> str:
         """Path of the list of cold segments; it exists only after the first of them."""
         return f"{self.root}/{COLD_NAME}"
+
+    @property
+    def cold_owner(self) -> str:
+        """Path of the token under which this directory has its directory on the cold disk."""
+        return f"{self.root}/{OWNER_NAME}"
 
     @property
     def summaries(self) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import Disk, read_whole
 from quiver_actors.store.files.cold_list import COLD_NAME
+from quiver_actors.store.files.cold_owner import OWNER_NAME
 from quiver_actors.store.files.core_file import CORE_NAME
 from quiver_actors.store.files.foreign_record import FOREIGN_NAME
 from quiver_actors.store.files.paths import (
@@ -43,6 +44,7 @@ _KNOWN_IN_ROOT = frozenset(
         PRODUCERS_NAME,
         FOREIGN_NAME,
         COLD_NAME,
+        OWNER_NAME,
         JOURNAL_NAME,
         SUMMARIES_NAME,
     ]

@@ -6,6 +6,7 @@ import enum
 
 from quiver_actors.store.files.cold_directory import IDENTITY_NAME, IDENTITY_TABLE
 from quiver_actors.store.files.cold_list import COLD_NAME, COLD_TABLE
+from quiver_actors.store.files.cold_owner import OWNER_NAME, OWNER_TABLE
 from quiver_actors.store.files.core_count import CORES_FILE, CORES_NAME
 from quiver_actors.store.files.core_file import CORE_NAME, CORE_TABLE
 from quiver_actors.store.files.foreign_record import FOREIGN_NAME, FOREIGN_TABLE
@@ -59,6 +60,7 @@ class FileKind(enum.StrEnum):
     SUMMARIES = "summaries of segments"
     COLD = "list of cold segments"
     COLD_IDENTITY = "identity of a cold directory"
+    COLD_OWNER = "owner of a cold directory"
     ARROW = "arrow file"
     """A plain Arrow file, or streams of a segment that has lost its end."""
     ZEROES = "zeroes"
@@ -86,6 +88,7 @@ _MAGICS = (
     (SUMMARIES_TABLE.magic, FileKind.SUMMARIES),
     (COLD_TABLE.magic, FileKind.COLD),
     (IDENTITY_TABLE.magic, FileKind.COLD_IDENTITY),
+    (OWNER_TABLE.magic, FileKind.COLD_OWNER),
     (FILE_START, FileKind.ARROW),
 )
 
@@ -154,6 +157,7 @@ def _by_name(name: str) -> FileKind | None:
         SUMMARIES_NAME: FileKind.SUMMARIES,
         COLD_NAME: FileKind.COLD,
         IDENTITY_NAME: FileKind.COLD_IDENTITY,
+        OWNER_NAME: FileKind.COLD_OWNER,
         CORES_FILE: FileKind.CORES,
         ARCHIVE_NAME: FileKind.ARCHIVE,
         CATALOGUE_NAME: FileKind.TOPICS,

@@ -12,6 +12,7 @@ from quiver_actors.errors import ChecksumMismatch, FormatError, InvalidFormat
 from quiver_actors.store.disk.protocol import Disk, read_whole
 from quiver_actors.store.files.cold_directory import IDENTITY, IDENTITY_TABLE
 from quiver_actors.store.files.cold_list import decode_cold_list
+from quiver_actors.store.files.cold_owner import decode_owner
 from quiver_actors.store.files.core_count import decode_core_generation
 from quiver_actors.store.files.foreign_record import decode_foreign
 from quiver_actors.store.files.paths import PREPARED_SUFFIX, EnginePaths
@@ -44,6 +45,10 @@ _ACTION_COLD = (
     "topic is not opened, as its cold segments would seem to be lost"
 )
 _ACTION_IDENTITY = "restore the file: the segments in its directory are not read without it"
+_ACTION_OWNER = (
+    "if no other node uses the cold directory, delete the file there: the node makes it anew on both disks; until then nothing is "
+    "moved to the cold disk or deleted there"
+)
 _ACTION_JOURNAL = (
     "start the node, or run `quiver repair`: a copy goes to quarantine/, and what only a damaged frame acknowledged is "
     "delivered once more"
@@ -125,6 +130,16 @@ def _cold_identity(data: bytes) -> object:
     return {"cold_id": IDENTITY_TABLE.unpack(data)["cold_id"].hex()}
 
 
+def _cold_owner(data: bytes) -> object:
+    found = decode_owner(data)
+    return {
+        "cold_id": found.cold_id.hex(),
+        "token": found.token.hex(),
+        "former": found.former.hex(),
+        "inode": found.inode,
+    }
+
+
 class _RecordKind(NamedTuple):
     """How records of one kind are read, and what is said of a damaged one."""
 
@@ -141,6 +156,7 @@ _KINDS = {
     FileKind.SUMMARIES: _RecordKind(decode_summaries, "summaries", _ACTION_SUMMARIES),
     FileKind.COLD: _RecordKind(_cold_list, "cold.list", _ACTION_COLD),
     FileKind.COLD_IDENTITY: _RecordKind(_cold_identity, "cold.identity", _ACTION_IDENTITY),
+    FileKind.COLD_OWNER: _RecordKind(_cold_owner, "cold.owner", _ACTION_OWNER),
     FileKind.PROGRESS_JOURNAL: _RecordKind(_progress_journal, "progress.journal", _ACTION_JOURNAL),
     FileKind.TOPICS: _RecordKind(decode_catalogue, "topics", _ACTION_TOPICS),
     FileKind.CORES: _RecordKind(_cores, "cores", _ACTION_CORES),

@@ -151,7 +151,7 @@ class _EngineVerifier:
     def _staged(self) -> Iterator[Finding]:
         """Staged bundles, and what transactions, idempotent producers, other writers and the subscribers' progress have left behind.
         Prepared ones must be what was prepared."""
-        records = self._paths.producers, self._paths.foreign, self._paths.cold
+        records = self._paths.producers, self._paths.foreign, self._paths.cold, self._paths.cold_owner
         paths = [self._paths.transactions, *records, self._paths.progress_journal]
         paths += [
             directories.join(self._paths.staged, name)

@@ -10,15 +10,15 @@ No job of the cold disk ends an engine: what goes wrong there is a `fault`, and 
 
 from __future__ import annotations
 
-import errno
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from quiver_actors.base.ranges import runs_of
 from quiver_actors.errors import ChecksumMismatch, DiskError, FormatError, QuiverError
-from quiver_actors.store.disk.protocol import Disk, DiskFile, write_atomically
+from quiver_actors.store.disk.protocol import UNREADABLE_ERRNOS, Disk, DiskFile, write_atomically
 from quiver_actors.store.files.cold_directory import ColdDirectory
 from quiver_actors.store.files.cold_list import ColdEntry
+from quiver_actors.store.files.cold_owner import ColdTaken, read_hot_owner
 from quiver_actors.store.files.held_names import put_back, set_aside
 from quiver_actors.store.files.paths import TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.store.jobs.job import Job
@@ -33,78 +33,97 @@ COPY_BYTES_A_RUN = 4 << 20
 
 
 class ColdJob(Job):
-    """Root of what is done on the cold disk. After `run`: `fault` is empty, or why it could not be done now."""
+    """Root of what is done on the cold disk.
+
+    Attributes:
+        fault: after `run`: empty, or why it could not be done now.
+        is_taken: whether that is because the directory is another data directory's.
+    """
 
     def __init__(self, directory: ColdDirectory) -> None:
         super().__init__()
         self.directory = directory
         self.fault = ""
+        self.is_taken = False
 
     def run(self) -> None:
         """Do the work; errors of either disk become the `fault`."""
         super().run()
         if self.error is not None:
+            self.is_taken = isinstance(self.error, ColdTaken)
             self.fault, self.error = str(self.error), None
 
 
-class ColdOpenJob(ColdJob):
+class ColdReadJob(ColdJob):
+    """Root of what is read of one cold segment. A file that is gone, or is not the segment, is so for the owner of the directory alone:
+    to anybody else that is a fault, as the owner may have deleted or replaced it."""
+
+    def __init__(
+        self, disk: Disk, paths: EnginePaths, directory: ColdDirectory, segment_seq: int, entry: ColdEntry
+    ) -> None:
+        """
+        Args:
+            disk: the hot disk.
+            entry: what the list says of the segment.
+        """
+        super().__init__(directory)
+        self.segment_seq = segment_seq
+        self._disk = disk
+        self._paths = paths
+        self._entry = entry
+
+    def _prove_own(self, cold: Disk) -> None:
+        directory = self.directory
+        directory.prove_own(cold, read_hot_owner(self._disk, self._paths.cold_owner, directory.cold_id))
+
+    def _is_ours(self, file: DiskFile) -> bool:
+        """Whether a file ends as the segment does: with its length, its numbers and its checksum."""
+        size_bytes, end, _ = self._entry
+        try:
+            return file.size() == size_bytes and file.read(len(end), size_bytes - len(end)) == end
+        except DiskError as error:
+            if error.errno not in UNREADABLE_ERRNOS:
+                raise
+            return False
+
+
+class ColdOpenJob(ColdReadJob):
     """Open a cold segment for a reader.
 
     Attributes:
-        file: the open file, which is whoever's who takes the job back; None after a fault, or where `is_gone`.
+        file: the open file, which is whoever's who takes the job back; None after a fault, or where `is_gone` or `is_doubtful`.
         is_gone: somebody has deleted the file; the rest of the directory is there.
+        is_doubtful: the file does not end as the segment does, or the disk does not give its end back: it is to be checked.
     """
 
-    def __init__(self, directory: ColdDirectory, segment_seq: int, size_bytes: int) -> None:
-        super().__init__(directory)
-        self.segment_seq = segment_seq
+    def __init__(
+        self, disk: Disk, paths: EnginePaths, directory: ColdDirectory, segment_seq: int, entry: ColdEntry
+    ) -> None:
+        """Take what `ColdReadJob` takes."""
+        super().__init__(disk, paths, directory, segment_seq, entry)
         self.file: DiskFile | None = None
         self.is_gone = False
-        self._size_bytes = size_bytes
+        self.is_doubtful = False
 
     def work(self) -> None:
-        """Open the file, and see that it is as long as it was."""
-        with self.directory.opened() as disk:
-            self.file = self.directory.open_segment(disk, self.segment_seq)
+        """Open the file, and see that it ends as it did."""
+        with self.directory.opened() as cold:
+            self.file = self.directory.open_segment(cold, self.segment_seq)
             self.is_gone = self.file is None
-            if self.file is not None and self.file.size() != self._size_bytes:
-                self.file.close()
-                self.file = None
-                raise DiskError("open", str(self.directory), errno.EIO, "the file has another length than it had")
+            try:
+                self.is_doubtful = self.file is not None and not self._is_ours(self.file)
+                if self.is_gone or self.is_doubtful:
+                    self._prove_own(cold)
+            except DiskError:
+                self._let_go()
+                raise
+            if self.is_doubtful:
+                self._let_go()
 
-
-class ColdDeleteJob(ColdJob):
-    """Delete files that nobody needs, and with `keeps` every file of a segment that is not among them: leftovers of copies."""
-
-    def __init__(self, directory: ColdDirectory, segment_seqs: Sequence[int], keeps: Collection[int] | None) -> None:
-        super().__init__(directory)
-        self.segment_seqs = segment_seqs
-        self.keeps = keeps
-
-    def work(self) -> None:
-        """Delete; durable on return."""
-        with self.directory.opened() as disk:
-            gone = set(self.segment_seqs)
-            if self.keeps is not None:
-                gone.update(seq for seq in self.directory.listed(disk) if seq not in self.keeps)
-            if gone:
-                self.directory.delete(disk, sorted(gone))
-
-
-class ColdRemoveJob(ColdJob):
-    """Delete everything of a deleted topic. Where the cold disk is away, a log line names the directory that is left."""
-
-    def run(self) -> None:
-        """Delete; a fault is logged."""
-        super().run()
-        if self.fault:
-            log_event("cold.left", {"path": str(self.directory), "reason": self.fault}, logging.WARNING)
-
-    def work(self) -> None:
-        """Delete the segments, then the identity file."""
-        with self.directory.opened() as disk:
-            self.directory.delete(disk, self.directory.listed(disk))
-            self.directory.forget(disk)
+    def _let_go(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
 
 
 class ColdCopyJob(ColdJob):
@@ -115,13 +134,7 @@ class ColdCopyJob(ColdJob):
         damage: what is wrong with the copy or with the file in `segments/`, which is to be checked then; empty if nothing is.
     """
 
-    def __init__(
-        self, disk: Disk, paths: EnginePaths, directory: ColdDirectory, segment_seq: int, *, makes: bool
-    ) -> None:
-        """
-        Args:
-            makes: nothing lies on the cold disk yet, and the directory may be made.
-        """
+    def __init__(self, disk: Disk, paths: EnginePaths, directory: ColdDirectory, segment_seq: int) -> None:
         super().__init__(directory)
         self.segment_seq = segment_seq
         self.entry: ColdEntry | None = None
@@ -129,7 +142,6 @@ class ColdCopyJob(ColdJob):
         self.is_done = False
         self._disk = disk
         self._path = paths.segment(segment_seq)
-        self._makes = makes
         self._offset = 0
 
     def run(self) -> None:
@@ -139,7 +151,7 @@ class ColdCopyJob(ColdJob):
 
     def work(self) -> None:
         """Copy the next bytes; behind the last ones sync, compare, and give the copy its name."""
-        with self.directory.opened(makes=self._makes) as cold:
+        with self.directory.owned() as cold:
             try:
                 source = self._disk.open_read(self._path)
             except DiskError as error:
@@ -207,20 +219,22 @@ def read_entry(file: DiskFile) -> ColdEntry:
     return ColdEntry(size_bytes, file.read(length, size_bytes - length), tuple(lost))
 
 
-class ColdCheckJob(ColdJob):
-    """Check a cold segment that somebody could not read. A damaged one is copied back as it is, to be rescued as any other.
+class ColdCheckJob(ColdReadJob):
+    """Check a cold segment that somebody could not read. A damaged one is copied back as it is, to be rescued as any other; a whole one
+    that is another segment is set aside, as nothing of it may be delivered.
 
     Attributes:
         damage: what is wrong with it, empty if nothing is; then a copy lies beside the hot segments, under a temporary name.
-        is_gone: somebody has deleted it.
+        is_gone: somebody has deleted it, or put another file in its place.
     """
 
-    def __init__(self, disk: Disk, paths: EnginePaths, directory: ColdDirectory, segment_seq: int) -> None:
-        super().__init__(directory)
-        self.segment_seq = segment_seq
+    def __init__(
+        self, disk: Disk, paths: EnginePaths, directory: ColdDirectory, segment_seq: int, entry: ColdEntry
+    ) -> None:
+        """Take what `ColdReadJob` takes."""
+        super().__init__(disk, paths, directory, segment_seq, entry)
         self.damage = ""
         self.is_gone = False
-        self._disk = disk
         self._temporary = paths.segment(segment_seq) + TEMPORARY_SUFFIX
 
     def work(self) -> None:
@@ -228,14 +242,29 @@ class ColdCheckJob(ColdJob):
         with self.directory.opened() as cold:
             file = self.directory.open_segment(cold, self.segment_seq)
             if file is None:
+                self._prove_own(cold)
                 self.is_gone = True
                 return
             try:
-                self.damage = _damage(file) and _damage(file)
-                if self.damage:
+                damage = _damage(file) and _damage(file)
+                is_ours = self._is_ours(file)
+                if damage:
+                    self._prove_own(cold)
                     self._bring_back(file)
+                    self.damage = damage
             finally:
                 file.close()
+        if not damage and not is_ours:
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        with self.directory.owned() as cold:
+            path = self.directory.set_aside(cold, self.segment_seq)
+        self.is_gone = True
+        log_stray(
+            path,
+            f"it is whole, and not the segment {self.segment_seq} that was moved there: nothing of it is delivered",
+        )
 
     def _bring_back(self, file: DiskFile) -> None:
         target, size_bytes = self._disk.create(self._temporary), file.size()
@@ -245,6 +274,11 @@ class ColdCheckJob(ColdJob):
             target.fsync()
         finally:
             target.close()
+
+
+def log_stray(path: str, reason: str) -> None:
+    """Log that a file on the cold disk, which nobody here knows, has got that path."""
+    log_event("cold.stray", {"path": path, "reason": reason}, logging.ERROR)
 
 
 def _damage(file: DiskFile) -> str:

@@ -14,15 +14,15 @@ from typing import NamedTuple
 from quiver_actors.errors import DiskError, InvalidFormat
 from quiver_actors.store.disk.protocol import Disk, write_atomically
 from quiver_actors.store.disk.salvage import read_small
-from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks
+from quiver_actors.store.files.cold_directory import ColdDirectory, ColdDisks, cold_id_of
 from quiver_actors.store.files.cold_list import (
-    COLD_ID_BYTES,
     COLD_NAME,
     ColdEntry,
     ColdList,
     decode_cold_list,
     encode_cold_list,
 )
+from quiver_actors.store.files.cold_owner import read_hot_owner, read_owner
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.files.quarantine import keep_in_quarantine
 from quiver_actors.store.format.framing import DAMAGE
@@ -100,11 +100,14 @@ class FoundCold:
     def _made_anew(self) -> ColdList:
         if self._place is None or not self._place.root:
             raise self._refused("tier.cold_dir is not set: set it to the directory where they are")
-        found = list(self._directories(self._place))
+        owner, found = read_owner(self._disk, self._paths.cold_owner), list(self._directories(self._place))
+        if owner is not None:
+            found = [directory for directory in found if directory.cold_id == owner.cold_id]
         if len(found) != 1:
             raise self._refused(f"{len(found)} directories in {self._place.root}/{self._paths.root} may be theirs")
         directory = found[0]
         with directory.opened() as disk:
+            directory.prove_own(disk, read_hot_owner(self._disk, self._paths.cold_owner, directory.cold_id))
             entries = ((seq, self._entry(directory, disk, seq)) for seq in directory.listed(disk))
             segments = {seq: entry for seq, entry in entries if entry is not None}
         return ColdList(directory.cold_id, self._place.root, segments)
@@ -113,8 +116,9 @@ class FoundCold:
         with place.disks(place.root) as disk:
             names = disk.list_directory(self._paths.root)
         for name in names:
-            if len(name) == 2 * COLD_ID_BYTES and not set(name) - set("0123456789abcdef"):
-                yield ColdDirectory(place.disks, place.root, self._paths, bytes.fromhex(name))
+            cold_id = cold_id_of(name)
+            if cold_id is not None:
+                yield ColdDirectory(place.disks, place.root, self._paths, cold_id)
 
     def _entry(self, directory: ColdDirectory, disk: Disk, segment_seq: int) -> ColdEntry | None:
         file = directory.open_segment(disk, segment_seq)

@@ -47,8 +47,8 @@ def problems_of_topics(engines: Iterable[EngineView]) -> list[str]:
             found.append(f"{place} is {engine.state}" + (f": {met}" if (met := limit_met(engine)) else ""))
         if engine.cold_away:
             found.append(
-                f"{place}: the cold disk cannot be used, and {format_size(engine.cold_bytes)} on it cannot be read: nothing is lost; see"
-                " the errors `cold.away` in the log for the reason"
+                f"{place}: the cold disk cannot be used: nothing moves there, and the {format_size(engine.cold_bytes)} on it may not be"
+                " readable; nothing is lost; see the errors `cold.away` in the log for the reason"
             )
         if engine.segments_deleted_by_others:
             found.append(

@@ -128,6 +128,7 @@ ROWS: list[tuple[str, dict[str, Any], str, Level]] = [
     ("software", {"unusable_java_home": "/opt/jdk8"}, "Spark", Level.WARNING),
     ("clock", {"unix_ns": 0}, "clock", Level.FAILURE),
     ("clock", {"is_synchronised": False}, "clock", Level.WARNING),
+    ("", {"cold_errors": ["topic 'a', core 0: it is away"]}, "cold disk", Level.WARNING),
     ("session", {"removes_ipc": True}, "logind", Level.WARNING),
     ("session", {"node_version": "0.0.9"}, "running node", Level.WARNING),
 ]

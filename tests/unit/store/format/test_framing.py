@@ -10,6 +10,7 @@ import pytest
 
 from quiver_actors.errors import ChecksumMismatch, FormatError, InvalidFormat, Truncated, UnsupportedVersion
 from quiver_actors.store.files.cold_list import COLD, ColdEntry, ColdList, decode_cold_list, encode_cold_list
+from quiver_actors.store.files.cold_owner import OWNER, ColdOwner, decode_owner
 from quiver_actors.store.files.core_file import CORE, CoreFile, decode_core, encode_core
 from quiver_actors.store.files.foreign_record import (
     FOREIGN,
@@ -106,6 +107,7 @@ KINDS = {
     "gaps": Kind(GAPS, encoded_gaps(), decode_gaps),
     "foreign": Kind(FOREIGN, encode_foreign(FOREIGN_VALUE), decode_foreign),
     "cold": Kind(COLD, encode_cold_list(COLD_VALUE), decode_cold_list),
+    "cold owner": Kind(OWNER, ColdOwner(bytes(range(16)), b"t" * 16, 9).encode(), decode_owner),
     "summaries": Kind(SUMMARIES, encode_summaries(SUMMARIES_VALUE), decode_summaries),
     "record": Kind(
         record_framing(JOURNAL_MAGIC, "journal"),

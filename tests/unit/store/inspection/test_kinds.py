@@ -21,6 +21,7 @@ from quiver_actors.cli.commands.inspect_text import render
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.files.cold_directory import IDENTITY
 from quiver_actors.store.files.cold_list import ColdList, encode_cold_list
+from quiver_actors.store.files.cold_owner import ColdOwner
 from quiver_actors.store.files.core_count import CoreGeneration
 from quiver_actors.store.files.data_version import encode_data_version
 from quiver_actors.store.files.foreign_record import ForeignRecord, encode_foreign
@@ -57,6 +58,7 @@ PLACES = {
     "quiver.summaries": (f"{ENGINE}/quiver.summaries", FileKind.SUMMARIES),
     "quiver.cold": (f"{ENGINE}/quiver.cold", FileKind.COLD),
     "quiver.cold-id": ("quiver.cold-id", FileKind.COLD_IDENTITY),
+    "quiver.cold-owner": (f"{ENGINE}/quiver.cold-owner", FileKind.COLD_OWNER),
     "quiver.decisions/<txn_id>.<epoch>.json": ("quiver.decisions/t.1.json", FileKind.DECISION),
     "_claims/<txn_id>.<epoch>.json/<id>.<kind>": ("_claims/t.1.json/c0ffee.claim", FileKind.DECISION),
     "quiver.topics": ("quiver.topics", FileKind.TOPICS),
@@ -105,6 +107,7 @@ def contents(root: Path) -> dict[str, bytes]:
         "quiver.summaries": encode_summaries({}),
         "quiver.cold": encode_cold_list(ColdList(bytes(range(16)), "/cold")),
         "quiver.cold-id": IDENTITY.pack(cold_id=bytes(range(16))),
+        "quiver.cold-owner": ColdOwner(bytes(range(16)), bytes(range(16)), 7).encode(),
         "quiver.decisions/<txn_id>.<epoch>.json": decision,
         "_claims/<txn_id>.<epoch>.json/<id>.<kind>": decision,
         "quiver.topics": encode_catalogue(Catalogue()),

@@ -73,6 +73,16 @@ def test_beside_directories_that_are_none_of_ours_the_list_is_made_anew() -> Non
     assert driver.claim_numbers("s") == list(range(8))
 
 
+def test_beside_another_node_s_directory_the_list_is_made_anew_from_its_own() -> None:
+    disk = moved()
+    before = listed(disk)
+    disk.make_directory(f"cold/{DIRECTORY}/{'0' * 32}")
+    replace(disk, PATHS.cold, flipped)
+    driver = opened(disk)
+    assert listed(disk).segments == before.segments
+    assert driver.claim_numbers("s") == list(range(8))
+
+
 def test_a_copy_that_was_cut_off_is_no_cold_segment() -> None:
     disk = moved()
     directory = cold_path(disk, 0).rpartition("/")[0]
@@ -89,6 +99,7 @@ def without_a_setting(disk: SimDisk) -> EngineDriver:
 
 def with_two_directories(disk: SimDisk) -> EngineDriver:
     disk.make_directory(f"cold/{DIRECTORY}/{'0' * 32}")
+    disk.unlink(PATHS.cold_owner)  # as a program from before has left it
     return opened(disk)
 
 
