@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.keys import head_key
+from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload
 from quiver_actors.archive.ownership import RECORD_FILE, become_owner, read_record, take_over
 from quiver_actors.errors import ConfigError, InvalidFormat
 from quiver_actors.store.disk.posix import PosixDisk
@@ -74,7 +75,7 @@ def test_a_start_that_fails_anywhere_is_made_again(store: ObjectStore, tmp_path:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("at", range(9))
+@pytest.mark.parametrize("at", range(13))
 def test_so_is_the_very_first_one(store: ObjectStore, tmp_path: Path, at: int, fault: str) -> None:
     with contextlib.suppress(ArchiveUnavailable):
         own(tmp_path, FaultyStore(store, at, fault))
@@ -157,3 +158,22 @@ def test_urls_that_name_no_archive_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"archive\.url") as refused:
         check_url(url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_new_directory_begins_no_archive_where_one_has_lost_its_head(store: ObjectStore, tmp_path: Path) -> None:
+    """It would hide what only the former one has."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = own(tmp_path / "a", store)
+    for taken_unix_ns in (1, 2):
+        first.record_state(StateUpload(b"state", taken_unix_ns))
+    store.delete(head_key("node"))
+    for place in ("a", "b"):
+        with pytest.raises(ArchiveFenced, match="quiver archive repair"):
+            own(tmp_path / place, store)
+    disk = PosixDisk(str(tmp_path / "b"))
+    assert take_over(disk, store, "node") is None
+    disk.close()
+    head = own(tmp_path / "b", store).head
+    assert head.commit > first.head.commit, "what is written now is newer than all that lies there"
+    own(tmp_path / "b", store).check_owner()
