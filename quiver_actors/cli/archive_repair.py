@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli.documents.json_document import print_json
@@ -28,8 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     from quiver_actors.archive.head_repair import lost_head
 
     store, node = open_named(arguments)
-    lost = lost_head(store, node)
-    return _repair_parts(arguments, store, node) if lost is None else _repair_head(arguments, store, node, lost)
+    with closing(store):
+        lost = lost_head(store, node)
+        return _repair_parts(arguments, store, node) if lost is None else _repair_head(arguments, store, node, lost)
 
 
 # --- the head ------------------------------------------------------------------------------------------------------------
