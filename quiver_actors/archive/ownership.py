@@ -10,6 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import msgspec
 
@@ -40,8 +41,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an operator wants a new archive there, although one has lost its head."""
 
     def is_of(self, url: str, node: str) -> bool:
-        """Whether this is the place of a node at a URL, which may have a `/` at its end or not."""
-        return (self.url.rstrip("/"), self.node) == (url.rstrip("/"), node)
+        """Whether this is the place of a node at a URL, which may have a `/` at its end, and escapes in its path, or not."""
+        return (unquote(self.url).rstrip("/"), self.node) == (unquote(url).rstrip("/"), node)
 
 
 class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
