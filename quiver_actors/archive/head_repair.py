@@ -151,7 +151,9 @@ def write_head(store: ObjectStore, found: FoundHead) -> Head:
         ArchiveError: the store did not take it. Nothing that is there was changed.
     """
     streams = tuple(_written(store, found, each) for each in found.streams)
-    is_packed = any(each.unswept for each in streams) or any(row.pack for each in found.streams for row in each.segments)
+    is_packed = any(each.unswept for each in streams) or any(
+        row.pack for each in found.streams for row in each.segments
+    )
     owner = Owner(
         epoch=found.epoch, directory=f"repair-{os.urandom(4).hex()}", start=random_id(), since_unix_ns=time.time_ns()
     )
@@ -323,8 +325,8 @@ def _check_there(store: ObjectStore, found: FoundHead) -> None:
         wanted.add(found.state.ref.key)
     if gone := sorted(wanted - there):
         raise ArchiveUnavailable(
-            f"{store.url}: {gone[0]} was deleted while the manifest was looked for ({len(gone):,} objects were): if the node runs, stop it, "
-            "and run the same command again"
+            f"{store.url}: {gone[0]} was deleted while the manifest was looked for ({len(gone):,} objects were): if the node runs, stop "
+            "it, and run the same command again"
         )
 
 

@@ -186,7 +186,9 @@ class StreamEvidence:
             bundles = {(row.bundle_count, row.first_ingestion_unix_ns, row.last_ingestion_unix_ns) for row in rows}
             if len(bundles) > 1:
                 keys = ", ".join(key_of(self._node, self._stream, row) for row in rows)
-                self._problems.append(f"segment {number}: these objects hold different bundles, and nothing says whose: {keys}")
+                self._problems.append(
+                    f"segment {number}: these objects hold different bundles, and nothing says whose: {keys}"
+                )
             elif rows:
                 self._rows[number] = rows[-1]
                 self._unnamed.add(number)

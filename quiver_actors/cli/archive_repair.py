@@ -87,8 +87,8 @@ def _lines(arguments: argparse.Namespace, found: FoundHead) -> Iterator[str]:
         )
     if not arguments.dry_run:
         yield (
-            f"nobody owns the archive now (epoch {found.epoch}): `quiver archive take-over` lets the node's data directory continue it, and "
-            "`quiver restore` a new one"
+            f"nobody owns the archive now (epoch {found.epoch}): `quiver archive take-over` lets the node's data directory continue it, "
+            "and `quiver restore` a new one"
         )
 
 

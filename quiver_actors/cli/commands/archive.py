@@ -271,7 +271,9 @@ def _expire(arguments: argparse.Namespace) -> int:
         print_json({"node": node, "dry_run": arguments.dry_run, "streams": rows})
         return ExitCode.CLEAN
     what = (
-        "would go" if arguments.dry_run else "have left the manifest; the node's archiver deletes them within two hours"
+        "would go"
+        if arguments.dry_run
+        else "have left the manifest; the node's archiver deletes them within three hours"
     )
     for row in rows:
         print(f"{row['topic']}  core {row['core']}  {row['segments']:,} segments, {format_size(row['bytes'])}, {what}")

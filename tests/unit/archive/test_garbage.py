@@ -89,7 +89,9 @@ def test_a_list_that_is_damaged_deletes_nothing_but_itself(store: ObjectStore) -
     assert sorted(info.key for info in store.objects("node")) == sorted(keys)
 
 
-def test_an_hour_of_commits_leaves_a_small_head(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_hour_of_commits_leaves_a_small_head(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four commits a second leave as many keys: 14,400 of them made a head of a megabyte, which each commit read and replaced."""
     monkeypatch.setattr(garbage, "LIST_KEYS", LIST_KEYS)
     writer = own(store)

@@ -106,7 +106,9 @@ def test_packs_of_a_head_that_was_lost_are_swept_as_before(writer: ArchiveWriter
     store = writer.store
     lose_head(store, "gone")
     head = rebuilt(store)
-    assert [each.key for each in head.streams[0].unswept] == sorted({row.pack.key for row in rows_in(store) if row.pack})
+    assert [each.key for each in head.streams[0].unswept] == sorted(
+        {row.pack.key for row in rows_in(store) if row.pack}
+    )
     Merger(store).sweep(ManifestWriter.own(store, NODE, head.owner, head.owner))
     assert len([info for info in store.objects(f"{NODE}/default") if info.key.endswith(".qseg")]) == 1
     check_whole(store, tmp_path)
@@ -148,7 +150,9 @@ def test_each_byte_of_a_part_may_be_another_one(writer: ArchiveWriter, tmp_path:
     check_whole(writer.store, tmp_path)
 
 
-def test_what_is_lost_is_a_hole_and_is_told(writer: ArchiveWriter, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_is_lost_is_a_hole_and_is_told(
+    writer: ArchiveWriter, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     writer.store.delete(writer.key(2))
     writer.store.put(writer.key(4), [bytes(100)], 100)
     lose_head(writer.store, "gone")
@@ -174,14 +178,19 @@ def test_holes_stay_and_what_came_back_is_none_any_more(writer: ArchiveWriter, t
     ]
 
 
-def test_first_segments_that_are_gone_may_have_expired(writer: ArchiveWriter, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_segments_that_are_gone_may_have_expired(
+    writer: ArchiveWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in (0, 1):
         writer.store.delete(writer.key(number))
         writer.store.delete(crc_key(writer.key(number)))
     lose_head(writer.store, "gone")
     code, told = run_repair(writer, capsys, "--yes")
     assert code == 1
-    assert "segments 0 to 1: parts or objects name 2 of them, and none is there: they have expired, or are lost" in told["problems"][0]
+    assert (
+        "segments 0 to 1: parts or objects name 2 of them, and none is there: they have expired, or are lost"
+        in told["problems"][0]
+    )
     assert [row.segment_seq for row in rows_in(writer.store)] == list(range(2, SMALL))
 
 
@@ -197,7 +206,9 @@ def test_of_two_contents_of_one_segment_that_nothing_names_none_is_believed(
     assert told["streams"][0]["lost"] == 1
 
 
-def test_of_two_contents_the_one_that_a_part_names_is_taken(writer: ArchiveWriter, contents: list[bytes], tmp_path: Path) -> None:
+def test_of_two_contents_the_one_that_a_part_names_is_taken(
+    writer: ArchiveWriter, contents: list[bytes], tmp_path: Path
+) -> None:
     writer.upload(3, contents[0], generation=1)
     lose_head(writer.store, "gone")
     rebuilt(writer.store)
@@ -271,9 +282,13 @@ def test_a_restore_goes_on_behind_a_repair(objects: SimDisk) -> None:
     assert head_of(store).owner.epoch > before.owner.epoch
 
 
-def test_only_a_topic_of_a_lost_head_cannot_be_repaired(writer: ArchiveWriter, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_a_topic_of_a_lost_head_cannot_be_repaired(
+    writer: ArchiveWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
     lose_head(writer.store, "gone")
-    assert main(["archive", "repair", "--archive", writer.store.url, "--node", NODE, "--topic", "default", "--yes"]) == 2
+    assert (
+        main(["archive", "repair", "--archive", writer.store.url, "--node", NODE, "--topic", "default", "--yes"]) == 2
+    )
     assert main(["archive", "ls", "--archive", writer.store.url, "--node", NODE]) == 2
     assert "quiver archive repair" in capsys.readouterr().err
 

@@ -177,3 +177,29 @@ def test_a_new_directory_begins_no_archive_where_one_has_lost_its_head(store: Ob
     head = own(tmp_path / "b", store).head
     assert head.commit > first.head.commit, "what is written now is newer than all that lies there"
     own(tmp_path / "b", store).check_owner()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "FILE:///srv/archive",
+        "S3://bucket/prefix",
+        " file:///srv",
+        "file:///srv\n",
+        "file:///a%00b",
+        "s3://[x/",
+        "s3://b/\ud800",
+    ],
+)
+def test_a_url_that_others_would_read_as_another_one_is_refused(url: str) -> None:
+    """FILE: was taken by a store of the library below, which does not sync."""
+    with pytest.raises(ConfigError, match=r"archive\.url"):
+        check_url(url)
+
+
+def test_another_spelling_of_the_url_names_the_same_archive(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for number, name in enumerate(("a b", "a%20b", "a%20b/")):
+        store = open_store(f"file://{tmp_path}/{name}")
+        assert own(tmp_path / "data", store).head.owner.epoch == number + 1
+        store.close()
