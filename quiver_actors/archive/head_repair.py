@@ -69,7 +69,7 @@ class FoundState(NamedTuple):
 
 
 class LostHead(NamedTuple):
-    """What is wrong with a head."""
+    """Damage of a head, or its absence."""
 
     problem: str
     version: Version | None
@@ -96,7 +96,7 @@ class FoundHead(NamedTuple):
 
 
 def lost_head(store: ObjectStore, node: str) -> LostHead | None:
-    """What is wrong with the head of a node; None if it is whole.
+    """Return what is wrong with the head of a node; None if it is whole.
 
     Raises:
         UnsupportedVersion: a newer program has written it. ArchiveError: the store cannot be read.
@@ -284,7 +284,8 @@ def _written(store: ObjectStore, found: FoundHead, stream: FoundStream) -> Strea
 
 def _parts_of(stream: FoundStream) -> Iterator[Part]:
     """Parts of up to about `PART_ROWS_MAX` rows; all rows of one segment number are in one."""
-    rows = sorted([*stream.segments, *stream.holes], key=lambda row: row.segment_seq)
+    found: list[Segment | Hole] = [*stream.segments, *stream.holes]
+    rows = sorted(found, key=lambda row: row.segment_seq)
     first = 0
     while first < len(rows):
         end = min(first + PART_ROWS_MAX, len(rows))
