@@ -24,7 +24,7 @@ from quiver_actors.base.checksum import crc32
 from quiver_actors.store.objects.creation import create_once
 from quiver_actors.store.objects.object_store import ObjectStore
 
-LIST_KEYS = 256
+LIST_KEYS = 128
 """How many keys one list holds, and how many listable ones the head names at most."""
 REQUESTS_AT_ONCE = 8
 

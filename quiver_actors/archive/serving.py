@@ -145,6 +145,10 @@ class ArchiveReads:
         stream = _stream_of(request)
         contents = self._manifest().contents(stream)
         found = self._numbered_in(contents).get(request.segment_seq)
+        if found is None and not request.copy:
+            # It may have been archived since: to look for its copies would list all objects of the stream.
+            contents = self._manifest(is_anew=True).contents(stream)
+            found = self._numbered_in(contents).get(request.segment_seq)
         if found is None and request.copy and request.segment_seq > contents.expired_through:
             raise StorageUnavailable(
                 f"segment {request.segment_seq} of topic {request.topic!r} is not known to the archive of node {self._node} at "
