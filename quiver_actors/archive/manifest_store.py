@@ -18,15 +18,8 @@ import msgspec
 
 from quiver_actors.archive import garbage
 from quiver_actors.archive.fencing import begun_by_another, fenced, head_gone
-from quiver_actors.archive.keys import (
-    PARTS_NAME,
-    STATES_NAME,
-    StreamKey,
-    commit_of_key,
-    head_key,
-    part_key,
-    state_key,
-)
+from quiver_actors.archive.headless import newest_commit
+from quiver_actors.archive.keys import StreamKey, head_key, part_key, state_key
 from quiver_actors.archive.manifest import (
     PACKED_VERSION,
     Head,
@@ -101,12 +94,6 @@ def _head_in(node: str, found: Found) -> Head:
         raise type(error)(
             f"{head_key(node)}: {error}. Bring the object back as it was, or build it again with `quiver archive repair`"
         ) from error
-
-
-def newest_commit(store: ObjectStore, node: str) -> int:
-    """The highest commit for which a part of the manifest or a state was written; -1: there is none. Raises ArchiveError."""
-    names = (f"{node}/{PARTS_NAME}", f"{node}/{STATES_NAME}")
-    return max((commit_of_key(info.key) for name in names for info in store.children(name)), default=-1)
 
 
 def read_part(store: Metadata, ref: PartRef) -> Part:

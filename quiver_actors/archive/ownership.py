@@ -15,9 +15,10 @@ from urllib.parse import unquote
 import msgspec
 
 from quiver_actors.archive.fencing import head_gone
+from quiver_actors.archive.headless import newest_commit
 from quiver_actors.archive.keys import head_key
 from quiver_actors.archive.manifest import Owner
-from quiver_actors.archive.manifest_store import ManifestWriter, newest_commit, read_head
+from quiver_actors.archive.manifest_store import ManifestWriter, read_head
 from quiver_actors.errors import DiskError, InvalidFormat
 from quiver_actors.store.disk.protocol import Disk, read_whole, write_atomically
 from quiver_actors.store.files.paths import ARCHIVE_NAME

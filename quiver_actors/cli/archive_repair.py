@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.cli.documents.json_document import print_json
-from quiver_actors.cli.named_archive import named_head, named_streams, no_archive, open_named
+from quiver_actors.cli.named_archive import named_head, named_streams, open_named
 from quiver_actors.errors import UsageError
 from quiver_actors.supervisor.exitcodes import ExitCode
 
@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _repair_head(arguments: argparse.Namespace, store: ObjectStore, node: str, lost: LostHead) -> int:
     from quiver_actors.archive.head_repair import find_head, write_head
+    from quiver_actors.archive.headless import no_archive
 
     if arguments.topic is not None:
         raise UsageError("the head of the manifest is lost, which is of all topics: leave --topic away")

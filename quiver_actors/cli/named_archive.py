@@ -33,25 +33,13 @@ def open_named(arguments: argparse.Namespace) -> tuple[ObjectStore, str]:
 
 def named_head(store: ObjectStore, node: str) -> Head:
     """The head of the node's archive. Raises UsageError: there is no such archive; and as `read_head`."""
+    from quiver_actors.archive.headless import no_archive
     from quiver_actors.archive.manifest_store import read_head
 
     head = read_head(store, node)
     if head is None:
         raise no_archive(store, node)
     return head
-
-
-def no_archive(store: ObjectStore, node: str) -> UsageError:
-    """The error where a store has nothing of a node, or no head. Raises ArchiveError."""
-    from quiver_actors.archive.manifest_store import newest_commit
-
-    if newest_commit(store, node) >= 0:
-        return UsageError(
-            f"{store.url}: the head of node {node!r}'s archive is gone, and the rest of it is there: bring the head back, or build it "
-            "again with `quiver archive repair`"
-        )
-    known = ", ".join(store.directories("")) or "none"
-    return UsageError(f"{store.url} has no archive of node {node!r}; nodes there: {known}")
 
 
 def named_streams(head: Head, topic: str | None) -> list[StreamRef]:

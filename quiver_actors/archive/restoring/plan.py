@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from quiver_actors.archive.headless import no_archive
 from quiver_actors.archive.manifest import Head, Owner, Segment, StreamRef
 from quiver_actors.archive.manifest_store import read_head, read_part, read_state
 from quiver_actors.archive.node_state import EngineState, KnownSegment, NodeState, PreparedStage, decode_state
@@ -111,8 +112,7 @@ def read_plan(store: ObjectStore, node: str, directory: str) -> Plan:
     """
     head = read_head(store, node)
     if head is None:
-        known = ", ".join(store.directories("")) or "none"
-        raise UsageError(f"{store.url} has no archive of node {node!r}; nodes there: {known}")
+        raise no_archive(store, node)
     if head.state is None:
         raise UsageError(
             f"{store.url}: the archive of node {node!r} holds segments and no state (an older program made it): nothing says which "

@@ -273,7 +273,7 @@ def test_a_restore_goes_on_behind_a_repair(objects: SimDisk) -> None:
     store = store_on(objects)
     before = head_of(store)
     store.delete(HEAD)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="quiver archive repair"):
         run(SimDisk(), store)
     rebuilt(store)
     restored = run(SimDisk(), store)
