@@ -36,6 +36,8 @@ from quiver_actors.store.objects.object_store import ObjectInfo, ObjectMissing, 
 
 HOLES_MAX = 10_000
 """Numbers that follow each other and become a hole each; of more, the first and the last one tell of all."""
+SKIPPED_MIN = 1 << 31
+"""So many numbers that nothing names are those that a restore has left out (`restoring.small_files`)."""
 
 
 class FoundStream(NamedTuple):
@@ -243,7 +245,7 @@ class StreamEvidence:
         known = sorted(told | {number for number in self._seen if number >= first})
         yield from ((number, number) for number in known if number not in told)
         for before, after in pairwise(known):
-            if after > before + 1 and not self._is_unused(before, after):
+            if 1 < after - before < SKIPPED_MIN and not self._is_unused(before, after):
                 yield before + 1, after - 1
 
     def _is_unused(self, before: int, after: int) -> bool:

@@ -17,6 +17,7 @@ from quiver_actors.archive.manifest import Head, decode_head, encode, key_of
 from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload, read_head, read_part
 from quiver_actors.archive.node_state import NodeState, encode_state
 from quiver_actors.archive.ownership import become_owner, take_over
+from quiver_actors.archive.restoring.small_files import SEGMENTS_AHEAD
 from quiver_actors.cli.main import main
 from quiver_actors.errors import FormatError, UsageError
 from quiver_actors.store.disk.posix import PosixDisk
@@ -192,6 +193,18 @@ def test_first_segments_that_are_gone_may_have_expired(
         in told["problems"][0]
     )
     assert [row.segment_seq for row in rows_in(writer.store)] == list(range(2, SMALL))
+
+
+def test_numbers_that_a_restore_has_left_out_are_not_lost(
+    writer: ArchiveWriter, contents: list[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = SMALL + SEGMENTS_AHEAD
+    writer.upload(far, contents[0])
+    writer.upload(far + 3, contents[4])
+    lose_head(writer.store, "gone")
+    _, told = run_repair(writer, capsys, "--yes")
+    assert told["streams"][0]["lost"] == 2, "those between the last two"
+    assert head_of(writer.store).streams[0].archived_through == far + 3
 
 
 def test_of_two_contents_of_one_segment_that_nothing_names_none_is_believed(
