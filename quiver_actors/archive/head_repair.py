@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from quiver_actors.archive.headless import is_earlier, newest_commit
 from quiver_actors.archive.keys import (
     PARTS_NAME,
     STATES_NAME,
@@ -101,13 +102,20 @@ def lost_head(store: ObjectStore, node: str) -> LostHead | None:
     Raises:
         UnsupportedVersion: a newer program has written it. ArchiveError: the store cannot be read.
     """
+    newest = newest_commit(store, node)
     for _ in range(2):  # the way may have damaged it
         found = store.get(head_key(node))
         if found is None:
             return LostHead("it is gone", None)
         try:
-            decode_head(found.content)
-            return None
+            commit = decode_head(found.content).commit
+            if not is_earlier(commit, newest):
+                return None
+            problem = LostHead(
+                f"it is of commit {commit}, and parts of commit {newest} lie beside it: somebody has put an earlier one back",
+                found.version,
+                found.content,
+            )
         except UnsupportedVersion:
             raise
         except FormatError as error:

@@ -190,8 +190,7 @@ class ManifestWriter:
         there = _head_in(self.head.node, found)
         if there.owner != self.head.owner:
             raise fenced(self._store.url, self.head.node, there.owner)
-        if there.commit > self.head.commit:
-            self.head, self._version = there, found.version
+        self._take_up(there, found.version)
 
     def commit(self, additions: Mapping[StreamKey, Addition], state: StateUpload | None = None) -> None:
         """Record what was archived and what never will be, and the state of the node if there is a new one, all of it in one step.
@@ -361,12 +360,19 @@ class ManifestWriter:
             return found.version
         if there.owner not in (self.head.owner, new.owner):
             raise fenced(self._store.url, new.node, there.owner) from error
-        if there.commit_id != self.head.commit_id:
-            # A commit of this very start that was given up after an error, and has had its effect later.
-            self.head, self._version = there, found.version
+        self._take_up(there, found.version)
         raise ArchiveUnavailable(
             f"{self._store.url}: the manifest of node {new.node} was not changed: {error}"
         ) from error
+
+    def _take_up(self, there: Head, version: Version) -> None:
+        """Go on from a head of this very owner: a command has written it, or a commit that was given up after an error has had its effect
+        later. One of an earlier commit was put back by somebody: it is replaced by what this writer knows."""
+        if there.commit < self.head.commit:
+            logger.warning("quiver.archive.earlier_head commit=%d expected=%d", there.commit, self.head.commit)
+        elif there.commit_id != self.head.commit_id:
+            self.head = there
+        self._version = version
 
 
 def _create(store: ObjectStore, head: Head) -> Version:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import msgspec
 
 from quiver_actors.archive.fencing import head_gone
-from quiver_actors.archive.headless import newest_commit
+from quiver_actors.archive.headless import check_newest, newest_commit
 from quiver_actors.archive.keys import head_key
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import ManifestWriter, read_head
@@ -94,11 +94,14 @@ def become_owner(disk: Disk, store: ObjectStore, node: str) -> ManifestWriter:
     """
     record = read_record(disk)
     place = record.place(store.url, node)
+    newest = newest_commit(store, node)
     head = read_head(store, node)
+    if head is not None:
+        check_newest(store, node, head.commit, newest)
     if place.intent is not None and head is not None and head.owner == place.intent:
         place = Place(url=store.url, node=node, owner=place.intent)
     if head is None:
-        if place.owner is None and not place.begins_anew and newest_commit(store, node) >= 0:
+        if place.owner is None and not place.begins_anew and newest >= 0:
             raise head_gone(store.url, node)
         prove_conditional_puts(store, node)
     epoch = place.owner.epoch + 1 if place.owner is not None else 1

@@ -256,6 +256,19 @@ def test_the_epoch_is_beyond_what_a_damaged_head_still_says(writer: ArchiveWrite
     assert head.owner.epoch > 8 << 40
 
 
+def test_an_earlier_head_that_was_put_back_is_built_again(
+    writer: ArchiveWriter, contents: list[bytes], tmp_path: Path
+) -> None:
+    earlier = encode(head_of(writer.store))
+    for number in (SMALL, SMALL + 1):
+        writer.record(number, [writer.upload(number, contents[0])])
+    assert lost_head(writer.store, NODE) is None
+    writer.store.put(HEAD, [earlier], len(earlier))
+    rebuilt(writer.store)
+    assert [row.segment_seq for row in rows_in(writer.store)] == list(range(SMALL + 2))
+    assert lost_head(writer.store, NODE) is None
+
+
 def test_two_repairs_at_a_time_write_one_head(writer: ArchiveWriter, tmp_path: Path) -> None:
     lose_head(writer.store, "garbage")
     lost = lost_head(writer.store, NODE)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quiver_actors.archive.keys import head_key
-from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload
+from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload, read_head
 from quiver_actors.archive.ownership import RECORD_FILE, become_owner, read_record, take_over
 from quiver_actors.errors import ConfigError, InvalidFormat
 from quiver_actors.store.disk.posix import PosixDisk
@@ -203,3 +203,26 @@ def test_another_spelling_of_the_url_names_the_same_archive(tmp_path: Path) -> N
         store = open_store(f"file://{tmp_path}/{name}")
         assert own(tmp_path / "data", store).head.owner.epoch == number + 1
         store.close()
+
+
+def test_an_earlier_head_that_was_put_back_is_replaced_by_its_writer_and_refused_to_a_later_start(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    """What later heads have named would be lost, and count as archived."""
+    writer = own(tmp_path, store)
+    writer.record_state(StateUpload(b"first", 1))
+    earlier = store.get(head_key("node"))
+    assert earlier is not None
+    for taken_unix_ns in (2, 3, 4):
+        writer.record_state(StateUpload(b"later", taken_unix_ns))
+    known = writer.head
+    store.put(head_key("node"), [earlier.content], len(earlier.content))
+    with pytest.raises(ArchiveRefused, match="quiver archive repair"):
+        own(tmp_path, store)
+    with contextlib.suppress(ArchiveUnavailable):
+        writer.release("node/x")
+    writer.check_owner()
+    writer.release("node/y")
+    assert (writer.head.commit, writer.head.state) == (known.commit + 1, known.state)
+    assert read_head(store, "node") == writer.head
+    own(tmp_path, store).check_owner()
