@@ -37,7 +37,7 @@ from quiver_actors.store.objects.object_store import ObjectInfo, ObjectMissing, 
 HOLES_MAX = 10_000
 """Numbers that follow each other and become a hole each; of more, the first and the last one tell of all."""
 SKIPPED_MIN = 1 << 31
-"""So many numbers that nothing names are those that a restore has left out (`restoring.small_files`)."""
+"""Length of a run of numbers from which on a restore has left them out (`restoring.small_files`), and nothing is lost."""
 
 
 class FoundStream(NamedTuple):
