@@ -133,10 +133,13 @@ def find_head(store: ObjectStore, node: str, lost: LostHead) -> FoundHead | None
     problems: list[str] = []
     parts = _parts_by_stream(store, node, objects, problems)
     state = _newest_state(store, node, objects, problems)
-    keys = {*parts, *(key for each in objects if (key := stream_of_key(node, each)) is not None)}
-    if not keys and state is None:
+    own: dict[StreamKey, list[str]] = {key: [] for key in parts}
+    for each in objects:
+        if (key := stream_of_key(node, each)) is not None:
+            own.setdefault(key, []).append(each)
+    if not own and state is None:
         return None
-    streams = [StreamEvidence(store, node, key, objects).found(parts.get(key, ())) for key in sorted(keys)]
+    streams = [StreamEvidence(store, node, key, objects).found(parts.get(key, ()), own[key]) for key in sorted(own)]
     streams = [_with_facts(each, state) for each in streams if each.segments or each.holes]
     named = max([*map(commit_of_key, objects), *_numbers_in(lost.remains, "commit"), 0])
     epochs = _numbers_in(lost.remains, "epoch")

@@ -26,7 +26,6 @@ from quiver_actors.archive.keys import (
     crc_of_pack,
     parse_pack_key,
     parse_segment_key,
-    stream_of_key,
 )
 from quiver_actors.archive.manifest import Hole, Part, Segment, decode_part, is_proven, key_of, own_key
 from quiver_actors.archive.segment_rows import row_of, rows_of_pack
@@ -83,18 +82,18 @@ class StreamEvidence:
         self._slots: dict[str, int] | None = None
         self._event_time: str | None = None
 
-    def found(self, part_keys: Iterable[str]) -> FoundStream:
+    def found(self, part_keys: Iterable[str], own: Sequence[str]) -> FoundStream:
         """Look at everything.
 
         Args:
             part_keys: the parts of the stream, the newest first.
+            own: the keys of its segments, their checksums and its packs.
 
         Raises:
             ArchiveError: the store cannot be read. UnsupportedVersion: a newer program has written a part.
         """
         for key in part_keys:
             self._take_part(key)
-        own = [key for key in self._objects if self._is_own(key)]
         self._take_alone(own)
         self._take_packs(own)
         holes = [each for each in self._holes.values() if each.bundle_count or each.segment_seq not in self._rows]
@@ -113,9 +112,6 @@ class StreamEvidence:
             self._event_time,
             tuple(self._packs_to_sweep()),
         )
-
-    def _is_own(self, key: str) -> bool:
-        return stream_of_key(self._node, key) == self._stream
 
     # --- parts ---------------------------------------------------------------------------------------------------------------
 
