@@ -1,7 +1,7 @@
 """A head of a manifest that is lost or damaged, built again from the parts, the segments and the states that lie in the store.
 
 Guarantees:
-- Nothing is deleted, and nothing is replaced but the damaged head itself, by compare-and-swap. A head that is whole is never touched.
+- Nothing is deleted here, and nothing is replaced but the damaged head itself, by compare-and-swap. A head that is whole is never touched.
 - Whoever owned the archive is fenced: the new head belongs to nobody until a data directory takes over. Its epoch and its commit are
   beyond all that the store names, so no later object can be taken for an earlier one.
 - What could not be found is a hole in the manifest, or named to the operator.
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from quiver_actors.archive.garbage import shortened
 from quiver_actors.archive.headless import is_earlier, newest_commit
 from quiver_actors.archive.keys import (
     PARTS_NAME,
@@ -87,6 +88,8 @@ class FoundHead(NamedTuple):
     state: FoundState | None
     commit: int
     epoch: int
+    superseded: tuple[str, ...]
+    """Parts that were read, and earlier states: the new head names others in their place, and its owner deletes these some hours later."""
     problems: tuple[str, ...]
     """What an operator should know, of all streams."""
 
@@ -150,6 +153,7 @@ def find_head(store: ObjectStore, node: str, lost: LostHead) -> FoundHead | None
         state,
         named + AHEAD,
         max([named, *epochs]) + AHEAD,
+        (*(key for keys in parts.values() for key in keys), *_earlier_states(objects, state)),
         (*problems, *_stream_problems(streams, state)),
     )
 
@@ -175,6 +179,7 @@ def write_head(store: ObjectStore, found: FoundHead) -> Head:
         commit=found.commit,
         commit_id=random_id(),
         streams=streams,
+        garbage=shortened(store, found.node, found.commit, found.superseded),
         state=None if found.state is None else found.state.ref,
     )
     _check_there(store, found)
@@ -235,6 +240,11 @@ def _newest_state(
         "no state is there: until a node has uploaded one again, nothing can be restored (`quiver archive get` takes segments out)"
     )
     return None
+
+
+def _earlier_states(objects: Iterable[str], state: FoundState | None) -> list[str]:
+    keys = [] if state is None else [key for key in objects if f"/{STATES_NAME}/" in key]
+    return [key for key in keys if state is not None and commit_of_key(key) < commit_of_key(state.ref.key)]
 
 
 def _with_facts(stream: FoundStream, state: FoundState | None) -> FoundStream:

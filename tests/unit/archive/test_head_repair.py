@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from quiver_actors.store.objects.errors import ArchiveFenced, ArchiveUnavailable
 from quiver_actors.store.objects.object_store import ObjectStore
 from tests.disks.simulated import SimDisk
 from tests.support.archived import NODE, ArchiveWriter, hole
+from tests.support.faulty_objects import FAULTS, FaultyStore
 from tests.support.restorable import run, store_on
 from tests.unit.archive.test_merging import (
     SMALL,
@@ -267,6 +269,30 @@ def test_an_earlier_head_that_was_put_back_is_built_again(
     rebuilt(writer.store)
     assert [row.segment_seq for row in rows_in(writer.store)] == list(range(SMALL + 2))
     assert lost_head(writer.store, NODE) is None
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("how", ["gone", "garbage"])
+def test_a_repair_that_fails_anywhere_is_made_again(
+    writer: ArchiveWriter, tmp_path: Path, how: str, fault: str
+) -> None:
+    before = head_of(writer.store)
+    for at in range(100):
+        lose_head(writer.store, how)
+        faulty = FaultyStore(writer.store, at, fault)
+        with contextlib.suppress(ArchiveUnavailable):
+            rebuilt(faulty)
+        if lost_head(writer.store, NODE) is not None:
+            rebuilt(writer.store)
+        assert [row.segment_seq for row in rows_in(writer.store)] == list(range(SMALL))
+        head = head_of(writer.store)
+        assert head.state == before.state
+        ManifestWriter.own(writer.store, NODE, head.owner, head.owner).collect_garbage(head.garbage)
+        if at >= len(faulty.calls):
+            break
+    else:
+        raise AssertionError("a repair makes fewer calls")
+    check_whole(writer.store, tmp_path)
 
 
 def test_two_repairs_at_a_time_write_one_head(writer: ArchiveWriter, tmp_path: Path) -> None:
