@@ -232,8 +232,11 @@ class ManifestWriter:
         parts = tuple(sorted(kept, key=lambda ref: ref.first_segment_seq))
         shorter = msgspec.structs.replace(found, parts=parts, expired_through=max(through, found.expired_through))
         streams = [shorter if each is found else each for each in self.head.streams]
-        keys = [*self.head.garbage, *(ref.key for ref in old), *released]
-        self._move(msgspec.structs.replace(self.head, streams=tuple(streams), garbage=tuple(dict.fromkeys(keys))))
+        # A pack that was given up may be all that a repair has found.
+        named = set() if new is None else {row.pack.key for row in new.segments if row.pack is not None}
+        keys = dict.fromkeys([*self.head.garbage, *(ref.key for ref in old), *released])
+        left = tuple(key for key in keys if key not in named)
+        self._move(msgspec.structs.replace(self.head, streams=tuple(streams), garbage=left))
 
     def replace_part(self, stream: StreamKey, old: PartRef, new: Part, pack_key: str) -> None:
         """Put a part into the place of another one whose segments it has, some of them in a pack. Raises as `commit`."""

@@ -27,7 +27,7 @@ from quiver_actors.archive.manifest import (
     StreamRef,
 )
 from quiver_actors.archive.manifest_store import ManifestWriter, read_part
-from quiver_actors.archive.segment_rows import row_of, rows_of_pack
+from quiver_actors.archive.segment_rows import bundles_of, row_of, rows_of_pack
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError
 from quiver_actors.store.objects.object_store import ObjectInfo, ObjectStore
@@ -115,20 +115,27 @@ def _holes(ref: PartRef, found: Iterable[int]) -> Iterator[Hole]:
 
 
 def _alone(store: ObjectStore, infos: Iterable[ObjectInfo], ref: PartRef) -> Iterator[Segment]:
-    """Yield the segments that have objects of their own, the older generations of each first."""
-    found: list[tuple[int, int, ObjectInfo]] = []
+    """Yield the segments that have objects of their own, the newest generation of each. Where generations hold different bundles, as where
+    a copy of the data directory has run as well, nothing says which one was meant, and none is taken."""
+    found: dict[int, list[tuple[int, ObjectInfo]]] = {}
     for info in infos:
         key = parse_segment_key(info.key)
         if key is not None and ref.first_segment_seq <= key.segment_seq <= ref.last_segment_seq:
-            found.append((key.segment_seq, key.generation, info))
-    for number, generation, info in sorted(found):
-        content, sums = store.get(info.key), store.get(crc_key(info.key))
-        if content is None or sums is None:
-            continue
-        try:
-            yield row_of(number, generation, info, sums.content, memoryview(content.content))
-        except FormatError:
-            continue
+            found.setdefault(key.segment_seq, []).append((key.generation, info))
+    for number, generations in found.items():
+        rows = [row for each in sorted(generations) if (row := _whole_row(store, number, *each)) is not None]
+        if rows and len({bundles_of(row) for row in rows}) == 1:
+            yield rows[-1]
+
+
+def _whole_row(store: ObjectStore, number: int, generation: int, info: ObjectInfo) -> Segment | None:
+    content, sums = store.get(info.key), store.get(crc_key(info.key))
+    try:
+        if content is not None and sums is not None:
+            return row_of(number, generation, info, sums.content, memoryview(content.content))
+    except FormatError:
+        pass
+    return None
 
 
 def _in_packs(store: ObjectStore, infos: Iterable[ObjectInfo], ref: PartRef) -> Iterator[Segment]:

@@ -57,3 +57,8 @@ def row_of(
         digest=sums.digest.hex(),
         pack=packed,
     )
+
+
+def bundles_of(row: Segment) -> tuple[int, int, int]:
+    """What two generations of one segment have in common: compaction changes their bytes alone."""
+    return row.bundle_count, row.first_ingestion_unix_ns, row.last_ingestion_unix_ns

@@ -28,7 +28,7 @@ from quiver_actors.archive.keys import (
     parse_segment_key,
 )
 from quiver_actors.archive.manifest import Hole, Part, Segment, decode_part, is_proven, key_of, own_key
-from quiver_actors.archive.segment_rows import row_of, rows_of_pack
+from quiver_actors.archive.segment_rows import bundles_of, row_of, rows_of_pack
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError
 from quiver_actors.store.objects.object_store import ObjectInfo, ObjectMissing, ObjectStore
@@ -181,8 +181,7 @@ class StreamEvidence:
         for number, found in generations.items():
             self._seen.add(number)
             rows = [row for each in sorted(found) if (row := self._made(number, *each)) is not None]
-            bundles = {(row.bundle_count, row.first_ingestion_unix_ns, row.last_ingestion_unix_ns) for row in rows}
-            if len(bundles) > 1:
+            if len({bundles_of(row) for row in rows}) > 1:
                 keys = ", ".join(key_of(self._node, self._stream, row) for row in rows)
                 self._problems.append(
                     f"segment {number}: these objects hold different bundles, and nothing says whose: {keys}"
