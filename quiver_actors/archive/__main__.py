@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from quiver_actors.archive.archiver import Archiver
+from quiver_actors.archive.archiver import Archiver, connect_as_archiver
 from quiver_actors.archive.reading.segment_files import SegmentFiles
 from quiver_actors.archive.retired import retired_cores
 from quiver_actors.archive.serving import ArchiveReads, ArchiveServer
@@ -23,7 +23,7 @@ from quiver_actors.base.bell import Bell
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.descriptors import want_descriptors
 from quiver_actors.base.protocol.archive_messages import ARCHIVE_SOCKET
-from quiver_actors.client import Client, connect
+from quiver_actors.client import Client
 from quiver_actors.errors import QuiverError
 from quiver_actors.node.archiver_process import ArchiverTask
 from quiver_actors.node.topics.catalogue import read_catalogue
@@ -65,7 +65,7 @@ def main(text: str) -> int:
         return {} if catalogue is None else {name: each.settings for name, each in catalogue.topics.items()}
 
     def client() -> Client:
-        return connect(task.run_dir, timeout=task.settings.request_timeout_ns / 1e9)
+        return connect_as_archiver(task.run_dir, task.settings.request_timeout_ns / 1e9)
 
     def show(status: ArchiveStatus) -> None:
         status = msgspec.structs.replace(status, cached_bytes=files.cached_bytes)

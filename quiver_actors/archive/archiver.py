@@ -31,9 +31,10 @@ from quiver_actors.base.archive_status import ArchiveStatus
 from quiver_actors.base.bell import Bell
 from quiver_actors.base.config import NodeArchiveSettings, TopicSettings
 from quiver_actors.base.locks import new_lock
-from quiver_actors.base.model import ARCHIVE_SUBSCRIBER
+from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ARCHIVER_CLIENT
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client
+from quiver_actors.client.node_view import NodeDirectory
 from quiver_actors.errors import QuiverError, UnknownSubscriber, UnknownTopic
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.objects.errors import ArchiveFenced, ArchiveRefused, ArchiveUnavailable
@@ -47,6 +48,11 @@ SHOW_INTERVAL_NS = 5 * SECOND_NS
 """How often the status is published although nothing of it has changed."""
 FIRST_RETRY_SECONDS = 0.5
 Topics = Callable[[], dict[str, TopicSettings]]
+
+
+def connect_as_archiver(run_dir: str, timeout_seconds: float) -> Client:
+    """Connect to a node as its archiver, which alone may use the subscriber `ARCHIVE_SUBSCRIBER`. Raises as `quiver_actors.connect`."""
+    return Client(NodeDirectory(run_dir, None), timeout=timeout_seconds, name=ARCHIVER_CLIENT)
 
 
 class Archiver:

@@ -6,6 +6,7 @@
     <node>/manifest.head                                                       which parts of the manifest hold now
     <node>/manifest.parts/<20 digits>-<8 hex>.json                             a part of the manifest, which never changes
     <node>/manifest.states/<20 digits>-<8 hex>.state                           what a restore needs beside the segments; it never changes
+    <node>/manifest.garbage/<20 digits>-<8 hex>.list                           names of objects that are to be deleted
     <node>/manifest.stages/<topic>/<incarnation>/core_<n>/<16 digits>.<4 digits>.<8 hex>.stage    a part of a prepared stage
 
 No topic has a dot in its name, so none clashes with the manifest. Numbers have 20 digits: keys sort as the segments do.
@@ -21,11 +22,14 @@ HEAD_NAME = "manifest.head"
 PARTS_NAME = "manifest.parts"
 STATES_NAME = "manifest.states"
 STAGES_NAME = "manifest.stages"
+GARBAGE_NAME = "manifest.garbage"
 GENERATION_MAX = 1000
 """More uploads of different contents of one segment are taken for a fault."""
 
 _SEGMENT = re.compile(r"^(.+)/([^/]+)/([^/]+)/core_(\d+)/(\d{20})\.(\d+)\.qseg$")
 
+_COMMIT = re.compile(r"/(?:manifest\.parts|manifest\.states)/(\d{20})-[0-9a-f]{8}\.\w+$")
+_STREAM = re.compile(r"([^/]+)/([^/]+)/core_(\d+)/[^/]+")
 _PACK = re.compile(r"/core_\d+/(\d{20})-(\d{20})\.[0-9a-f]{8}\.qpack$")
 
 
@@ -91,6 +95,20 @@ def parse_segment_key(key: str) -> SegmentKey | None:
     return SegmentKey(node, StreamKey(topic, incarnation, int(core)), int(segment_seq), int(generation))
 
 
+def stream_of_key(node: str, key: str) -> StreamKey | None:
+    """The stream of a segment, its checksums or a pack; None for any other object."""
+    found = _STREAM.fullmatch(key.removeprefix(f"{node}/"))
+    if found is None or found[1].startswith("manifest."):
+        return None
+    return StreamKey(found[1], found[2], int(found[3]))
+
+
+def commit_of_key(key: str) -> int:
+    """The commit for which a part of the manifest or a state was written; -1 for any other key."""
+    found = _COMMIT.search(key)
+    return -1 if found is None else int(found[1])
+
+
 def head_key(node: str) -> str:
     """The key of a node's head object."""
     return f"{node}/{HEAD_NAME}"
@@ -104,6 +122,26 @@ def part_key(node: str, commit: int, random_hex: str) -> str:
 def state_key(node: str, commit: int, random_hex: str) -> str:
     """The key of the state of a node that belongs to a commit."""
     return f"{node}/{STATES_NAME}/{commit:020d}-{random_hex}.state"
+
+
+def garbage_key(node: str, commit: int, crc: int) -> str:
+    """The key of a list of objects that are to be deleted; `crc` is the CRC-32 of its content."""
+    return f"{node}/{GARBAGE_NAME}/{commit:020d}-{crc:08x}.list"
+
+
+def is_garbage_list(key: str) -> bool:
+    """Whether `garbage_key` has made a key."""
+    return f"/{GARBAGE_NAME}/" in key
+
+
+def crc_of_garbage_list(key: str) -> int:
+    """The CRC-32 of its content that the key of such a list has."""
+    return int(key.removesuffix(".list")[-8:], 16)
+
+
+def is_segment_or_sums(key: str) -> bool:
+    """Whether a key is that of a segment or of its checksums."""
+    return parse_segment_key(key.removesuffix(CRC_SUFFIX)) is not None
 
 
 def staged_key(node: str, stream: StreamKey, number: int, part: int, crc: int) -> str:

@@ -11,13 +11,15 @@ an older reader must not ignore raises `VERSION`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
 from quiver_actors.archive.keys import StreamKey, segment_key
-from quiver_actors.errors import InvalidFormat, UnsupportedVersion
+from quiver_actors.base.checksum import crc32
+from quiver_actors.errors import ChecksumMismatch, InvalidFormat, UnsupportedVersion
 
 VERSION = 2
 """The newest version that this program reads."""
@@ -28,6 +30,7 @@ PACKED_VERSION = 2
 INDEX_STRIDE = 1000
 """How many bundles lie between two entries of a segment's sparse index."""
 
+_OWN_CHECKSUM = re.compile(rb',"crc32":"([0-9a-f]{8})"}\s*\Z')
 _T = TypeVar("_T", bound="Head | Part")
 
 
@@ -90,6 +93,11 @@ class Hole(msgspec.Struct, frozen=True, kw_only=True):
     """The reason as gap notices have it: `damaged`, `evicted`, `expired` or `dropped`."""
     noted_unix_ns: int
 
+    @property
+    def identity(self) -> tuple[int, int, int, str]:
+        """What tells the hole from others, whenever it was noted."""
+        return self.segment_seq, self.first_bundle, self.bundle_count, self.reason
+
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What one part object holds: segments and holes of one stream, each in the order of its numbers."""
@@ -102,6 +110,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     holes: tuple[Hole, ...] = ()
     schemas: dict[str, bytes] = {}
     """The encapsulated Arrow schema messages that the segments name, by fingerprint."""
+    slots: dict[str, int] | None = None
+    """The topic's slots by name when the part was written, as `StreamRef.slots`; None: not recorded. By it a lost head is built again."""
+    event_time: str | None = None
+    """The topic's column of event times, as `StreamRef.event_time`; None: not recorded."""
 
 
 class PartRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,21 +209,30 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(document: Head | Part) -> bytes:
-    """The content of the object: one line of JSON."""
-    return msgspec.json.encode(document) + b"\n"
+    """The content of the object: one line of JSON. Its last field, `crc32`, is the CRC-32 of the line without that field."""
+    body = msgspec.json.encode(document)
+    return b'%b,"crc32":"%08x"}\n' % (body[:-1], crc32(body))
 
 
 def decode_head(content: bytes) -> Head:
-    """Read a head object. Raises InvalidFormat, UnsupportedVersion."""
+    """Read a head object. Raises InvalidFormat, ChecksumMismatch, UnsupportedVersion."""
     return _decode(content, Head, "the head of an archive's manifest")
 
 
 def decode_part(content: bytes) -> Part:
-    """Read a part object. Raises InvalidFormat, UnsupportedVersion."""
+    """Read a part object. Raises InvalidFormat, ChecksumMismatch, UnsupportedVersion."""
     return _decode(content, Part, "a part of an archive's manifest")
 
 
+def is_proven(content: bytes) -> bool:
+    """Whether a head or part has its own checksum; what older programs wrote has none."""
+    found = _OWN_CHECKSUM.search(content)
+    return found is not None and crc32(content[: found.start()] + b"}") == int(found[1], 16)
+
+
 def _decode(content: bytes, kind: type[_T], what: str) -> _T:
+    if _OWN_CHECKSUM.search(content) is not None and not is_proven(content):
+        raise ChecksumMismatch(f"{what} does not have its own checksum: somebody or something has changed it")
     try:
         version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
         if isinstance(version, int) and version > VERSION:
@@ -219,7 +240,7 @@ def _decode(content: bytes, kind: type[_T], what: str) -> _T:
                 f"{what} has version {version}: this program knows up to {VERSION}; use a newer one"
             )
         return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidFormat(f"{what} cannot be read: {error}") from error
 
 

@@ -11,10 +11,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import msgspec
 
+from quiver_actors.archive import garbage
+from quiver_actors.archive.fencing import begun_by_another, fenced, head_gone
+from quiver_actors.archive.headless import newest_commit
 from quiver_actors.archive.keys import StreamKey, head_key, part_key, state_key
 from quiver_actors.archive.manifest import (
     PACKED_VERSION,
@@ -36,8 +40,8 @@ from quiver_actors.archive.manifest import (
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import ChecksumMismatch, InvalidFormat
 from quiver_actors.store.objects.creation import create_once
-from quiver_actors.store.objects.errors import ArchiveError, ArchiveFenced, ArchiveUnavailable
-from quiver_actors.store.objects.object_store import Metadata, ObjectChanged, ObjectExists, ObjectStore, Version
+from quiver_actors.store.objects.errors import ArchiveError, ArchiveUnavailable
+from quiver_actors.store.objects.object_store import Found, Metadata, ObjectChanged, ObjectExists, ObjectStore, Version
 
 logger = logging.getLogger("quiver.archive")
 
@@ -80,7 +84,16 @@ def read_head(store: Metadata, node: str) -> Head | None:
         ArchiveError: the store cannot be read. InvalidFormat, UnsupportedVersion: the head is damaged, or newer than this program.
     """
     found = store.get(head_key(node))
-    return None if found is None else decode_head(found.content)
+    return None if found is None else _head_in(node, found)
+
+
+def _head_in(node: str, found: Found) -> Head:
+    try:
+        return decode_head(found.content)
+    except (InvalidFormat, ChecksumMismatch) as error:
+        raise type(error)(
+            f"{head_key(node)}: {error}. Bring the object back as it was, or build it again with `quiver archive repair`"
+        ) from error
 
 
 def read_part(store: Metadata, ref: PartRef) -> Part:
@@ -153,14 +166,15 @@ class ManifestWriter:
         found = store.get(head_key(node))
         if found is None:
             if expected is not None:
-                raise _gone(store, node)
-            head = Head(node=node, owner=owner, commit=1, commit_id=_random_id())
+                raise head_gone(store.url, node)
+            # Behind what a lost head has named: of two objects the newer one has the higher commit.
+            head = Head(node=node, owner=owner, commit=max(0, newest_commit(store, node)) + 1, commit_id=random_id())
             return cls(store, head, _create(store, head))
-        writer = cls(store, decode_head(found.content), found.version)
+        writer = cls(store, _head_in(node, found), found.version)
         if writer.head.owner == owner:
             return writer
         if expected is None or writer.head.owner != expected:
-            raise _fenced(store, node, writer.head.owner)
+            raise fenced(store.url, node, writer.head.owner)
         writer.hand_over(owner)
         return writer
 
@@ -172,12 +186,11 @@ class ManifestWriter:
         """Look whether this is the owner still, and take up what a command has changed meanwhile. Raises ArchiveFenced, ArchiveError."""
         found = self._store.get(head_key(self.head.node))
         if found is None:
-            raise _gone(self._store, self.head.node)
-        there = decode_head(found.content)
+            raise head_gone(self._store.url, self.head.node)
+        there = _head_in(self.head.node, found)
         if there.owner != self.head.owner:
-            raise _fenced(self._store, self.head.node, there.owner)
-        if there.commit > self.head.commit:
-            self.head, self._version = there, found.version
+            raise fenced(self._store.url, self.head.node, there.owner)
+        self._take_up(there, found.version)
 
     def commit(self, additions: Mapping[StreamKey, Addition], state: StateUpload | None = None) -> None:
         """Record what was archived and what never will be, and the state of the node if there is a new one, all of it in one step.
@@ -189,23 +202,23 @@ class ManifestWriter:
             ArchiveError: the store did not take it; the same call may be made again.
         """
         streams = {each.key: each for each in self.head.streams}
-        garbage = list(self.head.garbage)
+        released = list(self.head.garbage)
         for key, addition in additions.items():
             before = streams.get(
                 key, StreamRef(topic=key.topic, incarnation=key.incarnation, core=key.core, archived_through=-1)
             )
-            streams[key] = self._extended(before, addition, garbage)
-        head = msgspec.structs.replace(self.head, streams=tuple(streams.values()), garbage=tuple(garbage))
+            streams[key] = self._extended(before, addition, released)
+        head = msgspec.structs.replace(self.head, streams=tuple(streams.values()), garbage=tuple(released))
         self._move(head if state is None else self._with_state(head, state))
 
     def expire(
-        self, stream: StreamKey, old: Sequence[PartRef], new: Part | None, through: int, garbage: Iterable[str]
+        self, stream: StreamKey, old: Sequence[PartRef], new: Part | None, through: int, released: Iterable[str]
     ) -> None:
         """Put one part, or nothing, into the place of parts of a stream whose first segments are deleted by age. Raises as `commit`.
 
         Args:
             through: the highest number of the segments that are deleted.
-            garbage: the keys of their objects; `collect_garbage` deletes them.
+            released: the keys of their objects; `collect_garbage` deletes them.
         """
         found = self.head.stream(stream)
         if found is None or not set(old) <= set(found.parts):
@@ -219,8 +232,11 @@ class ManifestWriter:
         parts = tuple(sorted(kept, key=lambda ref: ref.first_segment_seq))
         shorter = msgspec.structs.replace(found, parts=parts, expired_through=max(through, found.expired_through))
         streams = [shorter if each is found else each for each in self.head.streams]
-        keys = [*self.head.garbage, *(ref.key for ref in old), *garbage]
-        self._move(msgspec.structs.replace(self.head, streams=tuple(streams), garbage=tuple(dict.fromkeys(keys))))
+        # A pack that was given up may be all that a repair has found.
+        named = set() if new is None else {row.pack.key for row in new.segments if row.pack is not None}
+        keys = dict.fromkeys([*self.head.garbage, *(ref.key for ref in old), *released])
+        left = tuple(key for key in keys if key not in named)
+        self._move(msgspec.structs.replace(self.head, streams=tuple(streams), garbage=left))
 
     def replace_part(self, stream: StreamKey, old: PartRef, new: Part, pack_key: str) -> None:
         """Put a part into the place of another one whose segments it has, some of them in a pack. Raises as `commit`."""
@@ -236,8 +252,8 @@ class ManifestWriter:
             unswept=(*found.unswept, unswept),
         )
         # A pack of the same key may have been given up before.
-        garbage = tuple(key for key in (*self.head.garbage, old.key) if key != pack_key)
-        self._move(self._with_stream(changed, version=PACKED_VERSION, garbage=garbage))
+        left = tuple(key for key in (*self.head.garbage, old.key) if key != pack_key)
+        self._move(self._with_stream(changed, version=PACKED_VERSION, garbage=left))
 
     def note_swept(self, stream: StreamKey, pack_key: str) -> None:
         """Forget that the segments of a pack had objects of their own, which are deleted by now. Raises as `commit`."""
@@ -259,8 +275,7 @@ class ManifestWriter:
         gone = [key for key in self.head.garbage if key in keys]
         if gone:
             self.check_owner()
-            for key in gone:
-                self._store.delete(key)
+            garbage.delete(self._store, gone)
             left = tuple(key for key in self.head.garbage if key not in keys)
             self._move(msgspec.structs.replace(self.head, garbage=left))
         return len(gone)
@@ -277,15 +292,17 @@ class ManifestWriter:
             key=key, size_bytes=len(state.content), crc32=crc32(state.content), taken_unix_ns=state.taken_unix_ns
         )
         former = () if head.state is None else (head.state.key,)
-        garbage = dict.fromkeys((*head.garbage, *former, *state.released))
-        kept = tuple(key for key in garbage if key not in state.named)
+        released = dict.fromkeys((*head.garbage, *former, *state.released))
+        kept = tuple(key for key in released if key not in state.named)
         return msgspec.structs.replace(head, state=ref, garbage=kept)
 
     # --- below ---------------------------------------------------------------------------------------------------------------
 
-    def _extended(self, stream: StreamRef, addition: Addition, garbage: list[str]) -> StreamRef:
+    def _extended(self, stream: StreamRef, addition: Addition, released: list[str]) -> StreamRef:
         segments, holes = self._unknown(stream, addition)
         parts = list(stream.parts)
+        slots = stream.slots if addition.slots is None else dict(addition.slots)
+        event_time = stream.event_time if addition.event_time is None else addition.event_time
         if segments or holes:
             small = _small_tail(parts) if len(_small_tail(parts)) >= SMALL_PARTS_MAX else []
             part = Part(
@@ -297,11 +314,10 @@ class ManifestWriter:
                 schemas=dict(addition.schemas),
             )
             joined = merged([*(read_part(self._store, ref) for ref in small), part])
-            garbage += [ref.key for ref in small]
+            joined = msgspec.structs.replace(joined, slots=slots, event_time=event_time)
+            released += [ref.key for ref in small]
             parts = [*parts[: len(parts) - len(small)], self._put_part(joined)]
         through = max(stream.archived_through, addition.archived_through)
-        slots = stream.slots if addition.slots is None else dict(addition.slots)
-        event_time = stream.event_time if addition.event_time is None else addition.event_time
         return msgspec.structs.replace(
             stream, parts=tuple(parts), archived_through=through, slots=slots, event_time=event_time
         )
@@ -313,10 +329,10 @@ class ManifestWriter:
         overlapping = [ref for ref in stream.parts if numbers and ref.last_segment_seq >= first]
         parts = [read_part(self._store, ref) for ref in overlapping]
         segments = {each.segment_seq for part in parts for each in part.segments}
-        holes = {_identity(each) for part in parts for each in part.holes}
+        holes = {each.identity for part in parts for each in part.holes}
         return (
             tuple(each for each in addition.segments if each.segment_seq not in segments),
-            tuple(each for each in addition.holes if _identity(each) not in holes),
+            tuple(each for each in addition.holes if each.identity not in holes),
         )
 
     def _put_part(self, part: Part) -> PartRef:
@@ -327,8 +343,9 @@ class ManifestWriter:
 
     def _move(self, head: Head) -> None:
         """Move the head by one commit."""
-        new = msgspec.structs.replace(head, commit=self.head.commit + 1, commit_id=_random_id())
-        key = head_key(new.node)
+        commit, key = self.head.commit + 1, head_key(head.node)
+        named = garbage.shortened(self._store, head.node, commit, head.garbage)
+        new = msgspec.structs.replace(head, commit=commit, commit_id=random_id(), garbage=named)
         try:
             self._version = self._store.replace(key, encode(new), self._version)
         except (ObjectChanged, ArchiveUnavailable) as error:
@@ -340,58 +357,40 @@ class ManifestWriter:
         """The version of the head, if it is `new`; else raises what is to be known."""
         found = self._store.get(head_key(new.node))
         if found is None:
-            raise _gone(self._store, new.node) from error
-        there = decode_head(found.content)
+            raise head_gone(self._store.url, new.node) from error
+        there = _head_in(new.node, found)
         if there.commit_id == new.commit_id:
             return found.version
         if there.owner not in (self.head.owner, new.owner):
-            raise _fenced(self._store, new.node, there.owner) from error
-        if there.commit_id != self.head.commit_id:
-            # A commit of this very start that was given up after an error, and has had its effect later.
-            self.head, self._version = there, found.version
+            raise fenced(self._store.url, new.node, there.owner) from error
+        self._take_up(there, found.version)
         raise ArchiveUnavailable(
             f"{self._store.url}: the manifest of node {new.node} was not changed: {error}"
         ) from error
+
+    def _take_up(self, there: Head, version: Version) -> None:
+        """Go on from a head of this very owner: a command has written it, or a commit that was given up after an error has had its effect
+        later. One of an earlier commit was put back by somebody: it is replaced by what this writer knows."""
+        if there.commit < self.head.commit:
+            logger.warning("quiver.archive.earlier_head commit=%d expected=%d", there.commit, self.head.commit)
+        elif there.commit_id != self.head.commit_id:
+            self.head = there
+        self._version = version
 
 
 def _create(store: ObjectStore, head: Head) -> Version:
     try:
         return create_once(store, head_key(head.node), encode(head))
     except ObjectExists as error:
-        raise ArchiveFenced(
-            f"{store.url}: another data directory has begun to archive as node {head.node} at this moment: each node needs its own name"
-        ) from error
-
-
-def _identity(hole: Hole) -> tuple[int, int, int, str]:
-    """What tells a hole from others, whenever it was noted."""
-    return hole.segment_seq, hole.first_bundle, hole.bundle_count, hole.reason
+        raise begun_by_another(store.url, head.node) from error
 
 
 def _small_tail(parts: Sequence[PartRef]) -> list[PartRef]:
     """The parts at the end that may still be merged."""
-    tail: list[PartRef] = []
-    for ref in reversed(parts):
-        if ref.segment_count + ref.hole_count >= PART_ROWS_MAX:
-            break
-        tail.append(ref)
-    return tail[::-1]
+    small = takewhile(lambda ref: ref.segment_count + ref.hole_count < PART_ROWS_MAX, reversed(parts))
+    return list(small)[::-1]
 
 
-def _fenced(store: ObjectStore, node: str, owner: Owner) -> ArchiveFenced:
-    return ArchiveFenced(
-        f"{store.url}: the archive of node {node} belongs to data directory {owner.directory} (epoch {owner.epoch}), not to this data "
-        "directory: give this node another name (`node` in its configuration), or let it take over with `quiver archive take-over`"
-    )
-
-
-def _gone(store: ObjectStore, node: str) -> ArchiveFenced:
-    return ArchiveFenced(
-        f"{store.url}: the head of node {node}'s archive, {head_key(node)}, is gone: was it deleted, is another bucket or directory "
-        "mounted there, or was archive.url changed? Bring it back. If it is lost, `quiver archive take-over` begins a new archive, "
-        "without what only the former one has"
-    )
-
-
-def _random_id() -> str:
+def random_id() -> str:
+    """An identity for a commit or an owner."""
     return os.urandom(12).hex()

@@ -10,9 +10,12 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import msgspec
 
+from quiver_actors.archive.fencing import head_gone
+from quiver_actors.archive.headless import check_newest, newest_commit
 from quiver_actors.archive.keys import head_key
 from quiver_actors.archive.manifest import Owner
 from quiver_actors.archive.manifest_store import ManifestWriter, read_head
@@ -35,10 +38,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """The owner that the archive's head had last, as far as this directory knows."""
     intent: Owner | None = None
     """The owner that this directory was about to write there."""
+    begins_anew: bool = False
+    """Whether an operator wants a new archive there, although one has lost its head."""
 
     def is_of(self, url: str, node: str) -> bool:
-        """Whether this is the place of a node at a URL, which may have a `/` at its end or not."""
-        return (self.url.rstrip("/"), self.node) == (url.rstrip("/"), node)
+        """Whether this is the place of a node at a URL, which may have a `/` at its end, and escapes in its path, or not."""
+        return (unquote(self.url).rstrip("/"), self.node) == (unquote(url).rstrip("/"), node)
 
 
 class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +69,7 @@ def read_record(disk: Disk) -> OwnRecord:
     """Return the record of a data directory, or a new one if it has none. Raises InvalidFormat, DiskError."""
     try:
         return msgspec.json.decode(read_whole(disk, RECORD_FILE, _RECORD_BYTES_MAX), type=OwnRecord)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidFormat(
             f"{RECORD_FILE} cannot be read: {error}. Move it away and run `quiver archive take-over`: nothing else is in it"
         ) from error
@@ -89,10 +94,15 @@ def become_owner(disk: Disk, store: ObjectStore, node: str) -> ManifestWriter:
     """
     record = read_record(disk)
     place = record.place(store.url, node)
+    newest = newest_commit(store, node)
     head = read_head(store, node)
+    if head is not None:
+        check_newest(store, node, head.commit, newest)
     if place.intent is not None and head is not None and head.owner == place.intent:
         place = Place(url=store.url, node=node, owner=place.intent)
     if head is None:
+        if place.owner is None and not place.begins_anew and newest >= 0:
+            raise head_gone(store.url, node)
         prove_conditional_puts(store, node)
     epoch = place.owner.epoch + 1 if place.owner is not None else 1
     intent = Owner(epoch=epoch, directory=record.directory, start=os.urandom(12).hex(), since_unix_ns=time.time_ns())
@@ -113,7 +123,8 @@ def take_over(disk: Disk, store: ObjectStore, node: str) -> Owner | None:
     head = read_head(store, node)
     record = read_record(disk)
     owner = None if head is None else head.owner
-    write_record(disk, record.with_place(Place(url=store.url, node=node, owner=owner)))
+    place = Place(url=store.url, node=node, owner=owner, begins_anew=head is None)
+    write_record(disk, record.with_place(place))
     return owner
 
 

@@ -16,24 +16,21 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from quiver_actors.archive.blocks import decode_sums, sums_bytes
 from quiver_actors.archive.keys import StreamKey, crc_key, crc_of_pack, parse_pack_key, parse_segment_key, stream_prefix
 from quiver_actors.archive.manifest import (
     PACKED_VERSION,
     PLAIN_VERSION,
     Hole,
-    Packed,
     Part,
     PartRef,
     Segment,
     StreamRef,
 )
 from quiver_actors.archive.manifest_store import ManifestWriter, read_part
-from quiver_actors.archive.uploads import sparse_index
+from quiver_actors.archive.segment_rows import bundles_of, row_of, rows_of_pack
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError
 from quiver_actors.store.objects.object_store import ObjectInfo, ObjectStore
-from quiver_actors.store.segment.reader import SegmentReader
 
 HOLES_MAX = 10_000
 """Numbers of one part that become a hole each; of more, the first and the last one tell of all."""
@@ -118,20 +115,27 @@ def _holes(ref: PartRef, found: Iterable[int]) -> Iterator[Hole]:
 
 
 def _alone(store: ObjectStore, infos: Iterable[ObjectInfo], ref: PartRef) -> Iterator[Segment]:
-    """Yield the segments that have objects of their own, the older generations of each first."""
-    found: list[tuple[int, int, ObjectInfo]] = []
+    """Yield the segments that have objects of their own, the newest generation of each. Where generations hold different bundles, as where
+    a copy of the data directory has run as well, nothing says which one was meant, and none is taken."""
+    found: dict[int, list[tuple[int, ObjectInfo]]] = {}
     for info in infos:
         key = parse_segment_key(info.key)
         if key is not None and ref.first_segment_seq <= key.segment_seq <= ref.last_segment_seq:
-            found.append((key.segment_seq, key.generation, info))
-    for number, generation, info in sorted(found):
-        content, sums = store.get(info.key), store.get(crc_key(info.key))
-        if content is None or sums is None:
-            continue
-        try:
-            yield _row(number, generation, info, sums.content, memoryview(content.content))
-        except FormatError:
-            continue
+            found.setdefault(key.segment_seq, []).append((key.generation, info))
+    for number, generations in found.items():
+        rows = [row for each in sorted(generations) if (row := _whole_row(store, number, *each)) is not None]
+        if rows and len({bundles_of(row) for row in rows}) == 1:
+            yield rows[-1]
+
+
+def _whole_row(store: ObjectStore, number: int, generation: int, info: ObjectInfo) -> Segment | None:
+    content, sums = store.get(info.key), store.get(crc_key(info.key))
+    try:
+        if content is not None and sums is not None:
+            return row_of(number, generation, info, sums.content, memoryview(content.content))
+    except FormatError:
+        pass
+    return None
 
 
 def _in_packs(store: ObjectStore, infos: Iterable[ObjectInfo], ref: PartRef) -> Iterator[Segment]:
@@ -143,48 +147,6 @@ def _in_packs(store: ObjectStore, infos: Iterable[ObjectInfo], ref: PartRef) -> 
         found = store.get(info.key)
         if found is None or crc32(found.content) != crc_of_pack(info.key):
             continue
-        rows = list(_rows_of_pack(info, span[0], memoryview(found.content)))
+        rows = list(rows_of_pack(info, span[0], memoryview(found.content)))
         if len(rows) == span[1] + 1 - span[0]:
             yield from rows
-
-
-def _rows_of_pack(info: ObjectInfo, first: int, content: memoryview) -> Iterator[Segment]:
-    offset, number = 0, first
-    while offset < content.nbytes:
-        begin = offset + sums_bytes(content[offset:])
-        sums = bytes(content[offset:begin])
-        end = begin + decode_sums(sums).size_bytes
-        packed = Packed(key=info.key, sums_offset=offset, offset=begin)
-        yield _row(number, 0, info, sums, content[begin:end], packed)
-        offset, number = end, number + 1
-
-
-def _row(
-    number: int,
-    generation: int,
-    info: ObjectInfo,
-    encoded_sums: bytes,
-    content: memoryview,
-    packed: Packed | None = None,
-) -> Segment:
-    """Describe a segment that has its checksums. Raises FormatError: it has not, or it is no segment."""
-    sums, reader = decode_sums(encoded_sums), SegmentReader(content, segment_seq=number)
-    sums.check(0, content)
-    extension = reader.footer.extension
-    return Segment(
-        segment_seq=number,
-        generation=generation,
-        bundle_count=reader.bundle_count,
-        row_count=reader.row_count,
-        size_bytes=sums.size_bytes,
-        crc32=sums.crc32,
-        etag=info.etag,
-        created_unix_ns=info.modified_unix_ns or time.time_ns(),
-        first_ingestion_unix_ns=0 if extension is None else extension.first_ingestion_ts_nanos,
-        last_ingestion_unix_ns=0 if extension is None else extension.last_ingestion_ts_nanos,
-        position_start=0 if extension is None else extension.wal_position_start,
-        position_end=0 if extension is None else extension.wal_position_end,
-        index=sparse_index(content),
-        digest=sums.digest.hex(),
-        pack=packed,
-    )

@@ -44,6 +44,7 @@ from quiver_actors.base.protocol.messages import Done, Refused
 from quiver_actors.base.rights import User, require
 from quiver_actors.base.topics import Catalogue
 from quiver_actors.errors import (
+    FormatError,
     NotStored,
     ProtocolError,
     QuiverError,
@@ -114,7 +115,7 @@ class ArchiveReads:
 
     def listed(self, request: ListArchived) -> ArchivedList:
         """Return the segments and holes of a stream that are archived by now. Raises QuiverError: the store cannot be read."""
-        contents = self._manifest(is_anew=True).contents(_stream_of(request))
+        contents = self._contents_of(_stream_of(request), is_anew=True)
         first = request.first_segment_seq
         known = [each for each in numbered_in(contents, first).values() if each.segment_seq >= first]
         page = _page_length(known, with_columns=request.with_columns)
@@ -139,12 +140,14 @@ class ArchiveReads:
             StorageUnavailable: this archive does not know it, and has not let it expire.
             And as `SegmentFiles.file`.
         """
-        if request.copy:
-            # Another one is damaged or missing. It may have left the archive by its age since the manifest was read.
-            self._manifest(is_anew=True)
         stream = _stream_of(request)
-        contents = self._manifest().contents(stream)
+        # Where another copy is damaged or missing, it may have left the archive by its age since the manifest was read.
+        contents = self._contents_of(stream, is_anew=bool(request.copy))
         found = self._numbered_in(contents).get(request.segment_seq)
+        if found is None and not request.copy:
+            # It may have been archived since: to look for its copies would list all objects of the stream.
+            contents = self._contents_of(stream, is_anew=True)
+            found = self._numbered_in(contents).get(request.segment_seq)
         if found is None and request.copy and request.segment_seq > contents.expired_through:
             raise StorageUnavailable(
                 f"segment {request.segment_seq} of topic {request.topic!r} is not known to the archive of node {self._node} at "
@@ -162,20 +165,25 @@ class ArchiveReads:
             known = self._numbered[contents.key] = contents, numbered_in(contents)
         return known[1]
 
-    def _manifest(self, *, is_anew: bool = False) -> NodeContents:
-        """The manifest as it was read last, or as it is now.
+    def _contents_of(self, stream: StreamKey, *, is_anew: bool = False) -> StreamContents:
+        """What the manifest says of a stream, as it was read last, or as it is now.
 
         Raises:
-            StorageUnavailable: its head is not there: not yet, or it was deleted. Nothing that was archived is lost for that.
-            And as `NodeContents`.
+            StorageUnavailable: the head is not there yet, or it or a part of the manifest is gone or damaged. No bundle is lost for that:
+                whoever waits for one gets it when the manifest is whole again.
+            ArchiveError: the store cannot be read.
         """
         try:
-            if self._contents is None:
-                self._contents = NodeContents(self._store, self._node)
-            elif is_anew:
-                self._contents.refresh()
-        except UsageError as error:
+            return self._manifest(is_anew=is_anew).contents(stream)
+        except (UsageError, FormatError) as error:
             raise StorageUnavailable(str(error)) from error
+
+    def _manifest(self, *, is_anew: bool = False) -> NodeContents:
+        """The manifest as it was read last, or as it is now. Raises as `NodeContents`."""
+        if self._contents is None:
+            self._contents = NodeContents(self._store, self._node)
+        elif is_anew:
+            self._contents.refresh()
         return self._contents
 
 

@@ -4,6 +4,7 @@ Guarantees:
 - It only reads files in the data directory, each of which is replaced as a whole. Nothing waits for it, and no push does.
 - The files fit together whenever they are read: progress first, then the notices that it relies on. Progress may be older than the
   segments (bundles are delivered once more), never newer than the notices.
+- What cannot be read now of a topic that is still the same stays as the last state had it: a restore needs it all the more.
 - The first segment of a directory is recorded only after a state that knows the directory.
 - A segment is recorded together with a state that has the decisions of its transaction, says where its stage was published, and does
   not call it prepared.
@@ -46,11 +47,12 @@ from quiver_actors.archive.state_reading import (
     read_file,
     read_files,
     take_state,
+    with_unread,
 )
 from quiver_actors.archive.topic_archive import Behind, TopicArchive
 from quiver_actors.archive.uploads import Throttle
 from quiver_actors.base.units import SECOND_NS
-from quiver_actors.errors import FormatError
+from quiver_actors.errors import DiskError, FormatError
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.files.paths import (
     TRANSACTIONS_NAME,
@@ -135,10 +137,11 @@ class StateKeeper:
         Raises:
             ArchiveError: the store or the manifest did not take it. DiskError: the data directory cannot be read.
         """
-        if any(archive.behind is None for archive in archives.values()):
-            return  # a state that names nothing unarchived would take the place of one that does
+        looked_at = [topic for topic, archive in archives.items() if archive.behind is not None]
+        if archives and not looked_at:
+            return
         self._check_there(writer)
-        directories = [each for topic in archives for each in engine_directories(self._disk, topic)]
+        directories = [each for topic in looked_at for each in self._directories_of(topic)]
         behind = _not_archived(writer, archives)
         shape = frozenset(directories), frozenset(behind), read_file(self._disk, CATALOGUE_NAME) or b""
         now_ns = time.monotonic_ns()
@@ -146,7 +149,9 @@ class StateKeeper:
         if not is_due and not self._has_unnamed(directories, now_ns):
             return
         keys = self._upload_stages(writer, directories, now_ns)
-        state = described(take_state(self._disk, writer.head.node, directories, behind), keys, self._own_log)
+        # Of what nobody has looked at, a state that names nothing unarchived would take the place of one that does.
+        taken = take_state(self._disk, writer.head.node, directories, behind)
+        state = described(with_unread(taken, self._recorded, archives.keys()), keys, self._own_log)
         if self._recorded is not None:
             state = with_unarchived(state, self._recorded, _archived_through(writer))
         if not (self._is_own and _is_same(state, self._recorded)):
@@ -158,6 +163,20 @@ class StateKeeper:
             self._recorded, self._is_own = state, True
             self._there_due_ns = now_ns + THERE_INTERVAL_NS
         self._shape, self._due_ns = shape, now_ns + self._interval_ns
+
+    def _directories_of(self, topic: str) -> list[str]:
+        """The directories of a topic; none if they cannot be listed now."""
+        try:
+            return engine_directories(self._disk, topic)
+        except DiskError as error:
+            logger.warning("quiver.archive.state_unread path=%s error=%s", topic, error)
+            return []
+
+    def _prepared_in(self, path: str) -> list[int]:
+        try:
+            return prepared_numbers(self._disk, path)
+        except DiskError:
+            return []  # `take_state` tells
 
     def _check_there(self, writer: ManifestWriter) -> None:
         """Have the state uploaded again that somebody has deleted, as a rule of the bucket does with what is old. Raises ArchiveError."""
@@ -178,7 +197,7 @@ class StateKeeper:
         self._names_due_ns = now_ns + NAMES_INTERVAL_NS
         engines = () if self._recorded is None else self._recorded.engines
         named = {(each.directory, stage.number): stage for each in engines for stage in each.prepared}
-        found = {(path, number) for path in directories for number in prepared_numbers(self._disk, path)}
+        found = {(path, number) for path in directories for number in self._prepared_in(path)}
         self._looked_at &= found
         new = found - self._looked_at - {place for place, stage in named.items() if stage.is_archived}
         self._looked_at |= new

@@ -10,7 +10,9 @@ import contextlib
 import errno
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import msgspec
 
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.node_state import (
@@ -35,7 +37,7 @@ from quiver_actors.store.files.paths import (
     EnginePaths,
     segment_seq_of,
 )
-from quiver_actors.store.files.topic_list import CATALOGUE_NAME
+from quiver_actors.store.files.topic_list import CATALOGUE_NAME, decode_catalogue
 from quiver_actors.store.format.framing import DAMAGE
 from quiver_actors.store.staged.records import decode_prepared
 from quiver_actors.store.subscriber.gaps import gaps_subscriber_of
@@ -61,14 +63,14 @@ def take_state(disk: Disk, node: str, directories: Iterable[str], behind: Mappin
     """Read the state of a node from its data directory.
 
     Args:
-        directories: of the engines that belong to it.
+        directories: of the engines that belong to it. One that cannot be read is left out, and logged.
         behind: what of streams is not archived.
 
     Raises:
-        DiskError: something cannot be read.
+        DiskError: what belongs to no engine cannot be read.
     """
     taken_unix_ns = time.time_ns()
-    engines = [engine for path in directories if (engine := _take_engine(disk, path, behind)) is not None]
+    engines = [engine for path in directories if (engine := _taken(disk, path, behind)) is not None]
     names = [CATALOGUE_NAME, CORES_FILE]
     names += decision_names(disk)
     return NodeState(node=node, taken_unix_ns=taken_unix_ns, files=read_files(disk, "", names), engines=tuple(engines))
@@ -77,6 +79,47 @@ def take_state(disk: Disk, node: str, directories: Iterable[str], behind: Mappin
 def decision_names(disk: Disk) -> list[str]:
     """The paths of the decisions in the node's own log. Raises DiskError."""
     return [f"{OWN_LOG_NAME}/{name}" for name in disk.list_directory(OWN_LOG_NAME) if name.endswith(".json")]
+
+
+def with_unread(state: NodeState, former: NodeState | None, topics: Collection[str]) -> NodeState:
+    """The state with those engines of a former one that could not be read now, as while a disk is not mounted: what a restore needs of them
+    is what was known last. Pure.
+
+    Args:
+        topics: those that are archived. An engine of a topic that was created anew since does not come back.
+    """
+    if former is None:
+        return state
+    before, now = _topic_incarnations(former), _topic_incarnations(state)
+    same = {topic for topic in topics if topic in now and now[topic] == before.get(topic)}
+    paths = {each.directory for each in state.engines}
+    streams = {(each.topic, each.incarnation, each.core) for each in state.engines}
+    unread = [
+        each
+        for each in former.engines
+        if each.topic in same
+        and each.directory not in paths
+        and (each.topic, each.incarnation, each.core) not in streams
+    ]
+    return msgspec.structs.replace(state, engines=(*state.engines, *unread)) if unread else state
+
+
+def _topic_incarnations(state: NodeState) -> dict[str, str]:
+    content = state.files.get(CATALOGUE_NAME)
+    try:
+        topics = {} if content is None else decode_catalogue(content).topics
+    except FormatError:
+        return {}
+    return {name: each.incarnation for name, each in topics.items()}
+
+
+def _taken(disk: Disk, directory: str, behind: Mapping[StreamKey, Behind]) -> EngineState | None:
+    """The state of one directory; None where it has no identity yet, or cannot be read."""
+    try:
+        return _take_engine(disk, directory, behind)
+    except DiskError as error:
+        logger.warning("quiver.archive.state_unread path=%s error=%s", directory, error)
+        return None
 
 
 def _take_engine(disk: Disk, directory: str, behind: Mapping[StreamKey, Behind]) -> EngineState | None:

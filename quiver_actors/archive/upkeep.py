@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Mapping
 
+from quiver_actors.archive import garbage
 from quiver_actors.archive.expiry import UnhurriedClock, expire_stream
 from quiver_actors.archive.keys import head_key
 from quiver_actors.archive.manifest import StreamRef
@@ -40,11 +41,15 @@ class Upkeep:
         """None: the store was not asked for the time yet."""
         self._due_ns = 0
         self._garbage: frozenset[str] = frozenset()
-        """Objects that no head named any more at the last time: readers have had an hour since."""
+        """Objects that no head has named for an hour: they go turn by turn."""
+        self._young: frozenset[str] = frozenset()
+        """Objects that no head named any more at the last look."""
 
     def advance(self, writer: ManifestWriter, settings: Mapping[str, TopicSettings]) -> None:
         """Do what is due. Raises ArchiveError: the next call goes on."""
         now_ns = time.monotonic_ns()
+        if turn := garbage.next_turn(writer.head.garbage, self._garbage):
+            writer.collect_garbage(turn)
         if not self._due_ns or now_ns >= self._due_ns:
             self._due_ns = now_ns + UPKEEP_NS
             self._clear(writer, settings)
@@ -55,15 +60,14 @@ class Upkeep:
         self._merging.close()
 
     def _clear(self, writer: ManifestWriter, settings: Mapping[str, TopicSettings]) -> None:
-        """Delete what no head has named for an hour, as far as this process has seen it, and expire what is over age."""
+        """Have deleted what no head has named for an hour, as far as this process has seen it, and expire what is over age."""
         writer.check_owner()  # what a command has expired is garbage, too
-        writer.collect_garbage(self._garbage)
         now_unix_ns = self._unix_ns(writer)
         for stream in writer.head.streams:
             expire_ns = settings.get(stream.topic, TopicSettings()).archive.expire_ns
             if expire_ns:
                 self._expire(writer, stream, now_unix_ns - expire_ns)
-        self._garbage = frozenset(writer.head.garbage)
+        self._garbage, self._young = self._young, frozenset(writer.head.garbage)
 
     def _unix_ns(self, writer: ManifestWriter) -> int:
         """The time by which segments age. This machine may have started with a clock that is ahead, by which all of an archive is over age:

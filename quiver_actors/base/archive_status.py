@@ -91,6 +91,6 @@ def read_archive_status(run_dir: str) -> ArchiveStatus | None:
     try:
         with open(os.path.join(run_dir, ARCHIVE_STATUS_FILE), "rb") as file:
             status = msgspec.json.decode(file.read(), type=ArchiveStatus)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return status if status.version == STATUS_VERSION else None

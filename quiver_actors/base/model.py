@@ -21,6 +21,8 @@ ONLOOKER_PREFIX = "quiver-tail-"
 """Prefix of subscribers that only watch (`quiver tail`); a topic without other subscribers keeps everything."""
 ARCHIVE_SUBSCRIBER = "quiver-archive"
 """The subscriber by which the archiver keeps from deletion what is not in the archive yet. It is nobody who needs bundles."""
+ARCHIVER_CLIENT = "quiver/archiver"
+"""The name by which the archiver's connections greet a worker. No other program has it: its own name has no slash."""
 
 #: The slot names of a topic without a table of its own: those of the OpenTelemetry Arrow Protocol (OTAP).
 OTAP_SLOTS: Mapping[str, int] = {

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quiver_actors.base.archive_status import ArchivedStream, ArchiveStatus, read_archive_status
 from quiver_actors.base.model import BundleId, Receipt
 from quiver_actors.base.protocol.messages import ListSegments, SegmentList
-from quiver_actors.client.exchange import Exchange, Flow
+from quiver_actors.client.exchange import Exchange, Flow, deadline_after
 from quiver_actors.client.requests import Requests
 from quiver_actors.errors import QuiverError, UsageError
 from quiver_actors.transactions.model import Token
@@ -109,16 +109,16 @@ def await_archived(run_dir: str, wanted: Iterable[Wanted], timeout_seconds: floa
     """Wait until all that is wanted is in the archive.
 
     Raises:
-        NotArchived: it is not after the time, or never will be.
+        NotArchived: it is not after the time, or never will be. UsageError: the timeout is no number.
     """
-    deadline = time.monotonic() + timeout_seconds
+    deadline_ns = deadline_after(timeout_seconds)
     left = list(wanted)
     while True:
         status = read_archive_status(run_dir)
         left = [each for each in left if not is_archived(status, each)]
         if not left:
             return
-        if time.monotonic() >= deadline:
+        if time.monotonic_ns() >= deadline_ns:
             raise NotArchived(not_archived_text(status, left[0], timeout_seconds))
         time.sleep(LOOK_SECONDS)
 

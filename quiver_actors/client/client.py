@@ -82,11 +82,14 @@ class Client(
 
     _channel_kind: type[PushChannel] = PushChannel
 
-    def __init__(self, directory: WorkerDirectory, *, timeout: float, verify_checksums: bool = True) -> None:
+    def __init__(
+        self, directory: WorkerDirectory, *, timeout: float, verify_checksums: bool = True, name: str | None = None
+    ) -> None:
+        """`name`: what its connections call themselves; None: the program's name."""
         self._directory = directory
         self._timeout_seconds = timeout
         self._verifies_checksums = verify_checksums
-        self._name = os.path.basename(sys.argv[0] or "python") if sys.argv else "python"
+        self._name = name or (os.path.basename(sys.argv[0] or "python") if sys.argv else "python")
         self._exchange = self._new_exchange()
         kind, shared, name = self._channel_kind, (self._exchange, directory), self._name
         # Without this client, which so is in no circle, and is let go of with its last reference.

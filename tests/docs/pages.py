@@ -55,6 +55,7 @@ ELSEWHERE: dict[tuple[str, str], str] = {
     ("archive", "try:\n    receipt = client.push("): "a bucket; tests/integration/test_archived_pushes.py pushes so",
     ("archive", "quiver restore --archive"): "a bucket; tests/integration/test_restore.py restores a node",
     ("archive", "quiver archive take-over"): "a bucket; tests/integration/test_archive.py takes an archive over",
+    ("archive", "quiver archive repair"): "a bucket; tests/unit/archive/test_head_repair.py repairs a head",
     ("archive", "everything = client.read("): "a bucket; tests/integration/test_archive_one_read.py reads so",
     (
         "archive",

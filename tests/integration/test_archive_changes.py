@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quiver_actors.archive.archiver import connect_as_archiver
 from quiver_actors.archive.expiry import expire_stream
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import Owner
@@ -54,9 +55,10 @@ def test_what_has_expired_stays_in_the_store_over_a_restart_of_the_archiver(
         )
         assert archived_ids(store) == []
         client.create_topic("left", {"archive.enabled": False})
-        hold = client.hold(ARCHIVE_SUBSCRIBER, topic="left", start="earliest")
-        hold.look()
-        hold.close()
+        with connect_as_archiver(client.run_dir, 10) as archiver:
+            hold = archiver.hold(ARCHIVE_SUBSCRIBER, topic="left", start="earliest")
+            hold.look()
+            hold.close()
         kill_archiver(node)
         for number in (3, 4):  # with the second one, the next archiver has looked after the store once
             push(client, range(number, number + 1))

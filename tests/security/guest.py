@@ -69,10 +69,10 @@ class Besieged:
         self.honest = self.worker.producer(topic="open")
         self._pushed = 0
 
-    def guest(self, uid: int = GUEST_UID, *, greet: bool = True) -> WireClient:
+    def guest(self, uid: int = GUEST_UID, *, greet: bool = True, name: str = "test") -> WireClient:
         """A new connection of another user (of this one where the tests do not run as root)."""
         with as_user(uid, 65534) if IS_ROOT else contextlib.nullcontext():
-            client = WireClient(self.worker.socket_path, greet=greet)
+            client = WireClient(self.worker.socket_path, greet=greet, name=name)
         self._guests.append(client)
         return client
 

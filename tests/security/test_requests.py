@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from quiver_actors.base.model import ARCHIVE_SUBSCRIBER
+from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ARCHIVER_CLIENT
 from quiver_actors.base.protocol import messages as m
 from quiver_actors.node.worker import subscriber_quota
 from quiver_actors.node.worker.session import SCHEMAS_MAX
@@ -83,9 +83,11 @@ def test_subscribers_are_dropped_by_the_owner_only(node: Besieged) -> None:
 def test_what_is_not_archived_does_not_count_as_archived_because_the_topics_owner_says_so(node: Besieged) -> None:
     named = "open", ARCHIVE_SUBSCRIBER
     owner = node.guest(uid=OWNER_UID)
+    assert refused(node.guest(name=ARCHIVER_CLIENT), m.Register(1, *named, "latest")).code == "not_allowed"
     for early in (m.Register(1, *named, "latest"), m.Seek(1, *named, "latest"), m.Unregister(1, *named)):
         assert refused(owner, early).code == "not_allowed"
-    node.honest.register(ARCHIVE_SUBSCRIBER, topic="open")
+    with node.worker.connect(name=ARCHIVER_CLIENT) as archiver:
+        archiver.register(ARCHIVE_SUBSCRIBER, topic="open")
     for late in (m.AckThrough(1, *named, 0, 0), m.GapAck(1, *named, 1), m.ShareSubscriber(1, *named, [OWNER_UID])):
         assert refused(owner, late).code == "not_allowed"
     owner.send(m.Pending(1, *named))

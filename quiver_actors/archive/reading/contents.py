@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from quiver_actors.archive.keys import HEAD_NAME, StreamKey, head_key
+from quiver_actors.archive.headless import no_archive
+from quiver_actors.archive.keys import HEAD_NAME, StreamKey
 from quiver_actors.archive.manifest import Head, Hole, Part, PartRef, Segment, StreamRef, merged
 from quiver_actors.archive.manifest_store import read_head, read_part
 from quiver_actors.base.locks import new_lock
-from quiver_actors.errors import InvalidFormat, UsageError
+from quiver_actors.errors import InvalidFormat
 from quiver_actors.store.objects.errors import ArchiveUnavailable
 from quiver_actors.store.objects.object_store import ObjectStore
 
@@ -100,9 +101,7 @@ class NodeContents:
     def _read_head(self) -> Head:
         found = read_head(self._store, self.node)
         if found is None:
-            raise UsageError(
-                f"{self._store.url} has no archive of a node {self.node!r}: there is no {head_key(self.node)}"
-            )
+            raise no_archive(self._store, self.node)
         return found
 
     def _part(self, ref: PartRef) -> Part:

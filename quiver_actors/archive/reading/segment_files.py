@@ -15,7 +15,7 @@ from quiver_actors.archive.reading.block_cache import BlockCache
 from quiver_actors.archive.reading.cached_file import CachedFile
 from quiver_actors.archive.reading.pack_windows import PackWindows
 from quiver_actors.archive.reading.pieces import Numbered
-from quiver_actors.errors import ChecksumMismatch, InvalidFormat, NotStored
+from quiver_actors.errors import ChecksumMismatch, FormatError, InvalidFormat, NotStored
 from quiver_actors.store.objects.object_store import ObjectMissing, ObjectStore
 
 
@@ -102,15 +102,19 @@ class SegmentFiles:
         return Place(key_of(self._node, key, segment), segment.pack, content_of(segment))
 
     def _present(self, key: StreamKey, segment_seq: int) -> Segment | None:
-        """The row that the manifest has of a segment now."""
-        head = read_head(self._store, self._node)
-        stream = None if head is None else head.stream(key)
-        for ref in () if stream is None else stream.parts:
-            if ref.first_segment_seq <= segment_seq <= ref.last_segment_seq:
-                for segment in read_part(self._store, ref).segments:
-                    if segment.segment_seq == segment_seq:
-                        return segment
-        return None
+        """The row that the manifest has of a segment now; None if it has none, or is damaged itself: that says nothing of the copies."""
+        try:
+            head = read_head(self._store, self._node)
+            stream = None if head is None else head.stream(key)
+            refs = () if stream is None else stream.parts
+            parts = [
+                read_part(self._store, ref)
+                for ref in refs
+                if ref.first_segment_seq <= segment_seq <= ref.last_segment_seq
+            ]
+        except FormatError:
+            return None
+        return next((row for part in parts for row in part.segments if row.segment_seq == segment_seq), None)
 
 
 def _read_range(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from quiver_actors.archive.headless import check_newest, newest_commit, no_archive
 from quiver_actors.archive.manifest import Head, Owner, Segment, StreamRef
 from quiver_actors.archive.manifest_store import read_head, read_part, read_state
 from quiver_actors.archive.node_state import EngineState, KnownSegment, NodeState, PreparedStage, decode_state
@@ -107,12 +108,14 @@ def read_plan(store: ObjectStore, node: str, directory: str) -> Plan:
 
     Raises:
         UsageError: there is no such archive, or it has no state.
-        FormatError: the manifest or the state is damaged, or newer than this program. ArchiveError: the store cannot be read.
+        FormatError: the manifest or the state is damaged, or newer than this program. ArchiveError: the store cannot be read, or an earlier
+            head was put back.
     """
+    newest = newest_commit(store, node)
     head = read_head(store, node)
     if head is None:
-        known = ", ".join(store.directories("")) or "none"
-        raise UsageError(f"{store.url} has no archive of node {node!r}; nodes there: {known}")
+        raise no_archive(store, node)
+    check_newest(store, node, head.commit, newest)
     if head.state is None:
         raise UsageError(
             f"{store.url}: the archive of node {node!r} holds segments and no state (an older program made it): nothing says which "

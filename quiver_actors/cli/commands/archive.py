@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.base.units import format_size
+from quiver_actors.cli import archive_repair
 from quiver_actors.cli.consent import add_consent
 from quiver_actors.cli.documents.json_document import print_json
 from quiver_actors.cli.durations import duration_ns
-from quiver_actors.errors import ConfigError, UsageError
+from quiver_actors.cli.named_archive import named_head, named_settings, named_streams, open_named
+from quiver_actors.errors import UsageError
 from quiver_actors.supervisor.exitcodes import ExitCode
 
 if TYPE_CHECKING:
-    from quiver_actors.archive.manifest import Head, StreamRef
-    from quiver_actors.archive.repairing import DamagedPart
-    from quiver_actors.base.config import NodeSettings
+    from quiver_actors.archive.manifest import StreamRef
     from quiver_actors.store.objects.object_store import ObjectStore
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -72,10 +72,10 @@ def add_parser(subparsers: Subparsers) -> None:
     repair = _add(
         commands,
         "repair",
-        "build damaged or deleted parts of the manifest again from the segments that are there",
-        _repair,
+        "build a damaged or deleted manifest (its head, or parts of it) again from what else is there",
+        archive_repair.run,
     )
-    repair.add_argument("--topic", help="only this one")
+    repair.add_argument("--topic", help="only this one; the head is of all topics")
     add_consent(repair)
     take_over = _add(
         commands, "take-over", "let this data directory continue an archive that another one owns", _take_over
@@ -96,47 +96,12 @@ def _add(
     return parser
 
 
-def _settings(arguments: argparse.Namespace) -> NodeSettings:
-    from quiver_actors.base.config import load_config
-
-    return load_config(arguments.config)
-
-
-def _open(arguments: argparse.Namespace) -> tuple[ObjectStore, str]:
-    """The store, and the name of the node."""
-    from quiver_actors.store.objects.opening import open_store
-
-    settings = _settings(arguments)
-    url = arguments.archive or settings.archive.url
-    if not url:
-        raise ConfigError("no archive is named: give --archive URL, or --config of a node with archive.url")
-    return open_store(url), arguments.node or settings.node_name()
-
-
-def _head(store: ObjectStore, node: str) -> Head:
-    from quiver_actors.archive.manifest_store import read_head
-
-    head = read_head(store, node)
-    if head is None:
-        known = ", ".join(store.directories("")) or "none"
-        raise UsageError(f"{store.url} has no archive of node {node!r}; nodes there: {known}")
-    return head
-
-
-def _streams(head: Head, topic: str | None) -> list[StreamRef]:
-    found = [each for each in head.streams if topic in (None, each.topic)]
-    if topic is not None and not found:
-        known = ", ".join(sorted({each.topic for each in head.streams})) or "none"
-        raise UsageError(f"topic {topic!r} is not in the archive of node {head.node!r}; topics there: {known}")
-    return found
-
-
 # --- commands ------------------------------------------------------------------------------------------------------------
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    store, node = _open(arguments)
-    streams = _streams(_head(store, node), arguments.topic)
+    store, node = open_named(arguments)
+    streams = named_streams(named_head(store, node), arguments.topic)
     rows = [_with_segments(store, each) if arguments.topic else _stream_row(each) for each in streams]
     if arguments.json:
         print_json({"node": node, "streams": rows})
@@ -184,8 +149,8 @@ def _with_segments(store: ObjectStore, stream: StreamRef) -> dict[str, Any]:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    store, node = _open(arguments)
-    head = _head(store, node)
+    store, node = open_named(arguments)
+    head = named_head(store, node)
     rows = [_stream_row(each) for each in head.streams]
     found = {
         "url": store.url,
@@ -213,8 +178,8 @@ def _status(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from quiver_actors.archive.verifying import verify
 
-    store, node = _open(arguments)
-    streams = [each.key for each in _streams(_head(store, node), arguments.topic)]
+    store, node = open_named(arguments)
+    streams = [each.key for each in named_streams(named_head(store, node), arguments.topic)]
     count, problems = verify(store, node, streams)
     if arguments.json:
         print_json({"node": node, "checked": count, "problems": [each._asdict() for each in problems]})
@@ -228,10 +193,10 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _get(arguments: argparse.Namespace) -> int:
     from quiver_actors.archive.verifying import proven_segments
 
-    store, node = _open(arguments)
+    store, node = open_named(arguments)
     count = size_bytes = 0
     problems: list[str] = []
-    for stream in _streams(_head(store, node), arguments.topic):
+    for stream in named_streams(named_head(store, node), arguments.topic):
         directory = Path(arguments.directory, stream.topic, stream.incarnation, f"core_{stream.core}")
         directory.mkdir(parents=True, exist_ok=True)
         for segment_seq, found in proven_segments(store, node, stream.key):
@@ -268,10 +233,10 @@ def _take_over(arguments: argparse.Namespace) -> int:
     from quiver_actors.archive.ownership import take_over
     from quiver_actors.store.disk.posix import PosixDisk
 
-    store, node = _open(arguments)
-    data_dir = arguments.data_dir or _settings(arguments).data_dir
+    store, node = open_named(arguments)
+    data_dir = arguments.data_dir or named_settings(arguments).data_dir
     if arguments.dry_run:
-        present = _head(store, node).owner
+        present = named_head(store, node).owner
         print(
             f"{data_dir} would take over from data directory {present.directory}, epoch {present.epoch}, which is fenced then"
         )
@@ -291,11 +256,11 @@ def _expire(arguments: argparse.Namespace) -> int:
     from quiver_actors.archive.expiry import over_age
     from quiver_actors.store.objects.patience import patiently
 
-    store, node = _open(arguments)
-    head = _head(store, node)
+    store, node = open_named(arguments)
+    head = named_head(store, node)
     before_unix_ns = time.time_ns() - arguments.older_than
     rows: list[dict[str, Any]] = []
-    for stream in _streams(head, arguments.topic):
+    for stream in named_streams(head, arguments.topic):
         found = [segment for part in over_age(store, stream, before_unix_ns) for segment in part.segments]
         size_bytes = sum(each.size_bytes for each in found)
         place = {"topic": stream.topic, "core": stream.core, "incarnation": stream.incarnation}
@@ -306,7 +271,9 @@ def _expire(arguments: argparse.Namespace) -> int:
         print_json({"node": node, "dry_run": arguments.dry_run, "streams": rows})
         return ExitCode.CLEAN
     what = (
-        "would go" if arguments.dry_run else "have left the manifest; the node's archiver deletes them within two hours"
+        "would go"
+        if arguments.dry_run
+        else "have left the manifest; the node's archiver deletes them within three hours"
     )
     for row in rows:
         print(f"{row['topic']}  core {row['core']}  {row['segments']:,} segments, {format_size(row['bytes'])}, {what}")
@@ -318,37 +285,5 @@ def _expire_stream(store: ObjectStore, node: str, stream: StreamRef, before_unix
     from quiver_actors.archive.expiry import expire_stream
     from quiver_actors.archive.manifest_store import ManifestWriter
 
-    owner = _head(store, node).owner
+    owner = named_head(store, node).owner
     expire_stream(store, ManifestWriter.own(store, node, owner, owner), stream, before_unix_ns)
-
-
-def _repair(arguments: argparse.Namespace) -> int:
-    """Change the manifest as `_expire` does."""
-    from quiver_actors.archive.manifest_store import ManifestWriter
-    from quiver_actors.archive.repairing import damaged_parts, repair
-    from quiver_actors.store.objects.patience import patiently
-
-    store, node = _open(arguments)
-    rows: list[dict[str, Any]] = []
-    for stream in _streams(_head(store, node), arguments.topic):
-        for damaged in damaged_parts(store, node, stream):
-            place = {"topic": stream.topic, "core": stream.core, "incarnation": stream.incarnation}
-            counts = {"segments": len(damaged.part.segments), "lost": damaged.lost_count}
-            rows.append({**place, "part": damaged.ref.key, **counts})
-            if not arguments.dry_run:
-
-                def put(damaged: DamagedPart = damaged) -> None:
-                    owner = _head(store, node).owner
-                    repair(ManifestWriter.own(store, node, owner, owner), damaged)
-
-                patiently(put)
-    if arguments.json:
-        print_json({"node": node, "dry_run": arguments.dry_run, "parts": rows})
-    else:
-        what = "would be built again" if arguments.dry_run else "was built again"
-        for row in rows:
-            print(
-                f"{row['topic']}  core {row['core']}  {row['part']} {what}: {row['segments']:,} segments; {row['lost']:,} are lost"
-            )
-        print(f"{len(rows):,} damaged parts")
-    return ExitCode.UNEXPECTED if any(row["lost"] for row in rows) else ExitCode.CLEAN

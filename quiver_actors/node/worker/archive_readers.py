@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER
-from quiver_actors.base.protocol.messages import ClaimRef, Credit, Message, Pending, Register, Seek
+from quiver_actors.base.protocol.messages import ClaimRef, Credit, Message, Pending, Register, Seek, Unregister
 from quiver_actors.errors import NotAllowed, UsageError
 from quiver_actors.node.worker.attachments import Attachments
 from quiver_actors.store.engine import Engine
@@ -38,18 +38,25 @@ def refuse_others(engine: Engine, subscriber: str, segment_seq: int | None = Non
         )
 
 
-def protect_archiver(message: Message, *, is_guest: bool) -> None:
-    """Refuse whoever takes bundles as the archiver's subscriber, or moves it: what that resolves would count as archived.
+def protect_archiver(message: Message, *, is_archiver: bool, is_guest: bool, is_enabled: bool) -> None:
+    """Refuse whoever uses the archiver's subscriber in its place: what it has resolved counts as archived, and may go from the disk.
+
+    Args:
+        is_archiver: whether the archiver sends the message.
+        is_guest: whether a user does who is not trusted.
+        is_enabled: whether the topic is archived. Where it is not, the subscriber is a leftover that its operator may drop.
 
     Raises:
-        NotAllowed: a guest may only look at it. UsageError: it takes no bundles, and nobody moves it.
+        NotAllowed: a guest may only look at it. UsageError: so may everybody else.
     """
-    if getattr(message, "subscriber", "") != ARCHIVE_SUBSCRIBER:
+    if getattr(message, "subscriber", "") != ARCHIVE_SUBSCRIBER or isinstance(message, Pending):
         return
-    if is_guest and not isinstance(message, Pending):
+    if is_guest:
         raise NotAllowed(f"subscriber {ARCHIVE_SUBSCRIBER!r} is the archiver's: nobody else may use it")
     takes_bundles = isinstance(message, Credit | ClaimRef) or (isinstance(message, Register) and message.reads_archive)
-    if takes_bundles or isinstance(message, Seek):
+    is_dropped = isinstance(message, Unregister) and not is_enabled
+    if takes_bundles or isinstance(message, Seek) or not (is_archiver or is_dropped):
         raise UsageError(
-            f"subscriber {ARCHIVE_SUBSCRIBER!r} is the archiver's: what it has resolved counts as archived. Choose another name"
+            f"subscriber {ARCHIVE_SUBSCRIBER!r} is the archiver's: what it has resolved counts as archived. Choose another name; "
+            "to have the topic archived no more, set archive.enabled to false"
         )

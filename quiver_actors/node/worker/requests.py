@@ -192,7 +192,7 @@ class Requests:
             if session.guest is not None:
                 self._check_rights(session, session.guest, message)
             if type(message) in _OF_SUBSCRIBERS:
-                protect_archiver(message, is_guest=session.guest is not None)
+                self._protect_archiver(session, message)
             work = self._handlers[type(message)](session, message, now_ns)
         except ProtocolError as error:
             raise EndSession(error, _tag_of(message)) from error
@@ -213,6 +213,15 @@ class Requests:
             yield from work
         except QuiverError as error:
             session.refuse(tag, error)
+
+    def _protect_archiver(self, session: Session, message: Message) -> None:
+        host = self._topics.hosts.get(getattr(message, "topic", ""))
+        protect_archiver(
+            message,
+            is_archiver=session.is_archiver,
+            is_guest=session.guest is not None,
+            is_enabled=host is not None and host.engine.settings.archive.enabled,
+        )
 
     def _check_rights(self, session: Session, guest: Guest, message: Message) -> None:
         """Ask the table of rights.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from quiver_actors.base.model import ARCHIVER_CLIENT
 from quiver_actors.base.protocol.lone import LonePush
 from quiver_actors.base.protocol.messages import FRAME_BYTES_MAX, PROTOCOL_VERSION, Hello, Message, Push, Refused
 from quiver_actors.errors import ProtocolError, QuiverError
@@ -157,6 +158,8 @@ class Session:
     guest: Guest | None = None
     """None: the peer's user is trusted."""
     state: SessionState = SessionState.GREETING
+    is_archiver: bool = False
+    """Whether the node's archiver is at the other end."""
     topics_version: int = 0
     """The version of the list of topics that it was greeted with."""
     watched: int = 0
@@ -250,6 +253,7 @@ class Session:
                 " install the same release of quiver-actors on both sides"
             )
         self.state = SessionState.OPEN
+        self.is_archiver = self.guest is None and hello.client == ARCHIVER_CLIENT
         self.connection.limit_frames(FRAME_BYTES_MAX if self.guest is None else GUEST_FRAME_BYTES_MAX)
 
     def close(self) -> None:

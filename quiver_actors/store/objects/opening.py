@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from quiver_actors.errors import ConfigError
 from quiver_actors.store.disk.posix import PosixDisk
@@ -20,12 +20,13 @@ TIMEOUT_SECONDS = 30.0
 
 def check_url(url: str, name: str = "archive.url") -> None:
     """Raise ConfigError where the URL cannot name a store; the error calls it `name`."""
-    parts = urlsplit(url)
-    if parts.scheme not in SCHEMES:
+    parts = _split(url, name)
+    if parts.scheme not in SCHEMES or not url.startswith(f"{parts.scheme}:"):
+        # What reads FILE: as file: elsewhere has stores of its own, which do not sync.
         expected = (
             "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, https://host/path or file:///directory"
         )
-        raise ConfigError(f"{name} {url!r} has the scheme {parts.scheme!r}: expected {expected}")
+        raise ConfigError(f"{name} {url!r} has the scheme {url.partition(':')[0]!r}: expected {expected}")
     if parts.query or parts.fragment:
         # Not shown: some providers have tokens there.
         raise ConfigError(f"{name} has a ? or a #, behind which nothing would be used: in a path write %3F and %23")
@@ -37,6 +38,17 @@ def check_url(url: str, name: str = "archive.url") -> None:
         raise ConfigError(f"{name} holds credentials: they belong into the environment or the provider's own files")
     if parts.scheme == "file" and (parts.netloc or not parts.path.startswith("/")):
         raise ConfigError(f"{name} {url!r} names no directory of this host: expected file:///an/absolute/path")
+
+
+def _split(url: str, name: str) -> SplitResult:
+    """The parts of a URL. Raises ConfigError: it is none, or would be read in several ways."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"{name} {url!r} is no URL: {error}") from error
+    if url != url.strip() or not url.isprintable() or not unquote(parts.path).isprintable():
+        raise ConfigError(f"{name} {url!r} has a blank at an end, or a character that cannot be printed: expected none")
+    return parts
 
 
 def open_store(

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.keys import head_key
+from quiver_actors.archive.manifest_store import ManifestWriter, StateUpload, read_head
 from quiver_actors.archive.ownership import RECORD_FILE, become_owner, read_record, take_over
 from quiver_actors.errors import ConfigError, InvalidFormat
 from quiver_actors.store.disk.posix import PosixDisk
@@ -74,7 +75,7 @@ def test_a_start_that_fails_anywhere_is_made_again(store: ObjectStore, tmp_path:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("at", range(9))
+@pytest.mark.parametrize("at", range(13))
 def test_so_is_the_very_first_one(store: ObjectStore, tmp_path: Path, at: int, fault: str) -> None:
     with contextlib.suppress(ArchiveUnavailable):
         own(tmp_path, FaultyStore(store, at, fault))
@@ -157,3 +158,71 @@ def test_urls_that_name_no_archive_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"archive\.url") as refused:
         check_url(url)
     assert "secret" not in str(refused.value)
+
+
+def test_a_new_directory_begins_no_archive_where_one_has_lost_its_head(store: ObjectStore, tmp_path: Path) -> None:
+    """It would hide what only the former one has."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = own(tmp_path / "a", store)
+    for taken_unix_ns in (1, 2):
+        first.record_state(StateUpload(b"state", taken_unix_ns))
+    store.delete(head_key("node"))
+    for place in ("a", "b"):
+        with pytest.raises(ArchiveFenced, match="quiver archive repair"):
+            own(tmp_path / place, store)
+    disk = PosixDisk(str(tmp_path / "b"))
+    assert take_over(disk, store, "node") is None
+    disk.close()
+    head = own(tmp_path / "b", store).head
+    assert head.commit > first.head.commit, "what is written now is newer than all that lies there"
+    own(tmp_path / "b", store).check_owner()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "FILE:///srv/archive",
+        "S3://bucket/prefix",
+        " file:///srv",
+        "file:///srv\n",
+        "file:///a%00b",
+        "s3://[x/",
+        "s3://b/\ud800",
+    ],
+)
+def test_a_url_that_others_would_read_as_another_one_is_refused(url: str) -> None:
+    """FILE: was taken by a store of the library below, which does not sync."""
+    with pytest.raises(ConfigError, match=r"archive\.url"):
+        check_url(url)
+
+
+def test_another_spelling_of_the_url_names_the_same_archive(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for number, name in enumerate(("a b", "a%20b", "a%20b/")):
+        store = open_store(f"file://{tmp_path}/{name}")
+        assert own(tmp_path / "data", store).head.owner.epoch == number + 1
+        store.close()
+
+
+def test_an_earlier_head_that_was_put_back_is_replaced_by_its_writer_and_refused_to_a_later_start(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    """What later heads have named would be lost, and count as archived."""
+    writer = own(tmp_path, store)
+    writer.record_state(StateUpload(b"first", 1))
+    earlier = store.get(head_key("node"))
+    assert earlier is not None
+    for taken_unix_ns in (2, 3, 4):
+        writer.record_state(StateUpload(b"later", taken_unix_ns))
+    known = writer.head
+    store.put(head_key("node"), [earlier.content], len(earlier.content))
+    with pytest.raises(ArchiveRefused, match="quiver archive repair"):
+        own(tmp_path, store)
+    with contextlib.suppress(ArchiveUnavailable):
+        writer.release("node/x")
+    writer.check_owner()
+    writer.release("node/y")
+    assert (writer.head.commit, writer.head.state) == (known.commit + 1, known.state)
+    assert read_head(store, "node") == writer.head
+    own(tmp_path, store).check_owner()

@@ -9,6 +9,7 @@ import pytest
 
 from quiver_actors.archive.keys import crc_key
 from quiver_actors.archive.manifest_store import ManifestWriter, read_head
+from quiver_actors.archive.packs import pack
 from quiver_actors.archive.repairing import damaged_parts, repair
 from quiver_actors.cli.main import main
 from quiver_actors.errors import FormatError
@@ -90,6 +91,31 @@ def test_a_segment_that_is_gone_too_is_a_hole_and_the_rest_is_read(
         (3, None, "damaged"),
     ]
     assert [row.segment_seq for row in rows_in(writer.store)] == [0, 2, 4, 5, 6]
+
+
+def test_of_generations_that_hold_different_bundles_none_is_taken(
+    writer: ArchiveWriter, contents: list[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer.upload(2, contents[5], generation=1)
+    break_part(writer, is_deleted=True)
+    code, (row,) = run_repair(writer, capsys, "--yes")
+    assert (code, row["lost"]) == (1, 1)
+    assert [row.segment_seq for row in rows_in(writer.store)] == [0, 1, 3, 4, 5, 6]
+
+
+def test_a_pack_that_was_given_up_and_is_all_that_is_left_stays(
+    writer: ArchiveWriter, contents: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = pack(NODE, writer.stream, zip(rows_in(writer.store)[:3], contents[:3], strict=True))
+    writer.store.put(made.key, made.pieces(), made.size_bytes)
+    writer.manifest.release(made.key)
+    for number in range(3):
+        writer.store.delete(writer.key(number))
+    break_part(writer, is_deleted=True)
+    run_repair(writer, capsys, "--yes")
+    writer.manifest.check_owner()
+    writer.manifest.collect_garbage(writer.manifest.head.garbage)
+    check_whole(writer.store, tmp_path)
 
 
 def test_the_archiver_goes_on_behind_a_repair(

@@ -48,6 +48,7 @@ from quiver_actors.errors import (
 from quiver_actors.node.worker.listener import Listener
 from quiver_actors.store.segment.ranged import RangedReader
 from tests.support.archived import INCARNATION, NODE, ArchiveWriter, hole
+from tests.support.faulty_objects import FaultyStore
 from tests.unit.store.segment.logfile import LogFile
 
 OWNER, GUEST, STRANGER = 2000, 3000, 4000
@@ -254,6 +255,15 @@ def test_what_is_archived_later_is_listed_then(served: Served, door: ArchiveDoor
     assert before is not None
     assert after is not None
     assert (len(before.segments), len(after.segments)) == (3, 4)
+
+
+def test_what_is_archived_later_is_opened_without_a_list_of_all_objects(served: Served, tmp_path: Path) -> None:
+    counted = FaultyStore(served.writer.store)
+    reads = ArchiveReads(counted, NODE, lambda: served.catalogue, SegmentFiles(counted, NODE, str(tmp_path), 1 << 30))
+    reads.opened(request())
+    served.writer.archive({3: segment(3)})
+    assert reads.opened(request(3)).memory.nbytes == len(segment(3))
+    assert "objects" not in counted.calls
 
 
 def test_a_reader_opens_its_segment_again_when_its_connection_is_lost(served: Served, door: ArchiveDoor) -> None:

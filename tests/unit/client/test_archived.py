@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -93,10 +94,16 @@ def test_the_timeout_says_why(tmp_path: Path) -> None:
             await_archived(run_dir, [wanted(10)], 0)
 
 
+@pytest.mark.parametrize("timeout", [math.nan, math.inf, "60"])
+def test_a_timeout_that_is_no_number_of_seconds_does_not_wait_for_ever(tmp_path: Path, timeout: float) -> None:
+    with pytest.raises(UsageError, match="is not possible"):
+        await_archived(str(tmp_path), [wanted(10)], timeout)
+
+
 def test_a_status_of_another_version_or_a_damaged_one_says_nothing(tmp_path: Path) -> None:
     assert read_archive_status(str(tmp_path)) is None
     newer = msgspec.structs.replace(STATUS, version=2)
-    for content in (b"", b"{", msgspec.json.encode(newer)):
+    for content in (b"", b"{", b'"\xff"', msgspec.json.encode(newer)):
         (tmp_path / ARCHIVE_STATUS_FILE).write_bytes(content)
         assert read_archive_status(str(tmp_path)) is None
 

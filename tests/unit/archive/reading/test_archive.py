@@ -236,7 +236,7 @@ def test_wrong_calls_say_what_is_wrong(archived: Archived, archive: Archive) -> 
         archive.read("default", 7)
     with pytest.raises(UsageError, match="is not of topic 'default' and core 0"):
         archive.read("default", 0, BundleId("default", 1, 0, 0))
-    with pytest.raises(UsageError, match="no archive of a node 'other'"):
+    with pytest.raises(UsageError, match="no archive of node 'other'; nodes there: node-a"):
         quiver_actors.open_archive(archived.url, node="other")
     with pytest.raises(UsageError, match="is not a directory"):
         quiver_actors.open_archive(f"{archived.url}/nowhere")

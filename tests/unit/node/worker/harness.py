@@ -56,7 +56,7 @@ def table(*values: int) -> pa.RecordBatch:
 class WireClient:
     """One connection. Blocking; every wait has a deadline."""
 
-    def __init__(self, path: str, *, greet: bool = True) -> None:
+    def __init__(self, path: str, *, greet: bool = True, name: str = "test") -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(PATIENCE_SECONDS)
         self.reader = FrameReader()
@@ -75,7 +75,7 @@ class WireClient:
             if greet:
                 # A worker that takes nobody has closed this end already; why stands in its answer.
                 with contextlib.suppress(BrokenPipeError):
-                    self.send(m.Hello(m.PROTOCOL_VERSION, os.getpid(), "test"))
+                    self.send(m.Hello(m.PROTOCOL_VERSION, os.getpid(), name))
                 self.welcome = self.expect(m.Welcome)
         except BaseException:
             self.socket.close()
@@ -299,8 +299,8 @@ class WorkerThread:
     def _serve(self) -> None:
         self.exit_code = int(self.worker.serve())
 
-    def connect(self, *, greet: bool = True) -> WireClient:
-        client = WireClient(self.socket_path, greet=greet)
+    def connect(self, *, greet: bool = True, name: str = "test") -> WireClient:
+        client = WireClient(self.socket_path, greet=greet, name=name)
         self._clients.append(client)
         return client
 
