@@ -19,7 +19,7 @@ from quiver_actors.base.checksum import crc32
 from quiver_actors.base.model import SEGMENT_BUNDLES_MAX, SLOTS_MAX
 from quiver_actors.store.files.foreign_record import AdoptedEntry, AdoptedSource
 from quiver_actors.store.files.held_names import name_if_held
-from quiver_actors.store.jobs.sealing import seal_file, write_cursor
+from quiver_actors.store.jobs.sealing import seal_file, write_cursor, write_empty_log
 from quiver_actors.store.recovery.findings import NO_BUNDLE_OF_LOG
 from quiver_actors.store.recovery.found_state import FoundState
 from quiver_actors.store.recovery.numbers import NumbersUsed
@@ -28,7 +28,7 @@ from quiver_actors.store.segment.layout import STREAMS_MAX
 from quiver_actors.store.segment.placement import SlotPlacement
 from quiver_actors.store.staged.keys import KeyRun, key_of
 from quiver_actors.store.wal import layout
-from quiver_actors.store.wal.codec import Identity, decode_entry_header, decode_slots
+from quiver_actors.store.wal.codec import Identity, decode_entry_header, decode_slots, encode_empty_header
 from quiver_actors.store.wal.log import Log
 from quiver_actors.store.wal.reader import LogReader, Span
 from quiver_actors.store.wal.recovery import FoundLog, read_entry
@@ -182,7 +182,12 @@ class Adoption:
             self._findings.quarantine(path, "unreadable log header; its valid entries were adopted")
         else:
             name_if_held(self._disk, self._paths, path)
-            self._disk.unlink(path)
+            if source.log.name == layout.ACTIVE_NAME:
+                # Over it, so that a start which is cut off here leaves a log.
+                header = encode_empty_header(self._cfg_hash, self._numbers.position)
+                write_empty_log(self._disk, self._paths, header)
+            else:
+                self._disk.unlink(path)
 
     def _new_log(self, capacity_bytes: int, identity: Identity, position_start: int) -> Log:
         path = self._paths.spare(self._numbers.take_rotation())

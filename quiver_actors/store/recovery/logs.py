@@ -248,7 +248,7 @@ class Settlement:
             is_copy = file.path != path and not self._producers.has_unsaved
             if not is_copy:
                 self._put_in_place(file, path)
-                log.path = self._retire_active(path) if found.name == layout.ACTIVE_NAME else path
+                log.path = path
             self._producers.save()
             self._sealed_segments.add_sealed(log, seal_file(self._disk, self._paths, log, identity.incarnation))
         finally:
@@ -298,13 +298,6 @@ class Settlement:
             self._disk.unlink(copy.path)
             raise
         return copy
-
-    def _retire_active(self, path: str) -> str:
-        """Give the active file its rotated name first, so that no crash leaves a half-sealed quiver.wal."""
-        target = self._paths.rotated(self._numbers.take_rotation())
-        self._disk.rename(path, target)
-        self._disk.sync_directory(self._paths.wal)
-        return target
 
     def _fill(self, log: Log, found: FoundLog) -> None:
         """Give the log its books: bundle i of the segment has sequence first_sequence + i."""
