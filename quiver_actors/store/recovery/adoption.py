@@ -19,6 +19,7 @@ from quiver_actors.base.checksum import crc32
 from quiver_actors.base.model import SEGMENT_BUNDLES_MAX, SLOTS_MAX
 from quiver_actors.store.files.foreign_record import AdoptedEntry, AdoptedSource
 from quiver_actors.store.files.held_names import name_if_held
+from quiver_actors.store.files.quarantine import move_to_quarantine
 from quiver_actors.store.jobs.sealing import seal_file, write_cursor, write_empty_log
 from quiver_actors.store.recovery.findings import NO_BUNDLE_OF_LOG
 from quiver_actors.store.recovery.found_state import FoundState
@@ -83,7 +84,7 @@ class Adoption:
             self._take(adopter, source)
         if adopter.logs:
             self._put_in_place(adopter.logs, sources)
-            names = [source.log.name for source in sources]
+            names = [source.log.found_as for source in sources]
             self._findings.note_adopted(self._paths.wal, names, adopter.adopted)
         if adopter.keys:
             self._producers.add(adopter.keys)
@@ -103,9 +104,9 @@ class Adoption:
             reader = LogReader(file.read, file.size())
             own = None if self._is_taken(log) else source.own
             for span in log.damaged:
-                self._findings.keep_span(file.read, log.name, span)
+                self._findings.keep_span(file.read, log.found_as, span)
             for span in own.unusable if own else ():
-                self._findings.keep_span(file.read, log.name, span, NO_BUNDLE_OF_LOG)
+                self._findings.keep_span(file.read, log.found_as, span, NO_BUNDLE_OF_LOG)
             if own is not None:
                 self._take_own(adopter, reader, log, own)
             for span in log.scan.entries if own is None else own.foreign:
@@ -143,7 +144,7 @@ class Adoption:
         entry = read_entry(reader, span)
         if entry.error or entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
             why = entry.error or f"an entry of type {entry.entry_type}, which nobody knows"
-            self._findings.keep_span(read, source.log.name, span, why)
+            self._findings.keep_span(read, source.log.found_as, span, why)
             return
         self._note_target(source.log, span, adopter.add(reader.body(span), entry.sequence))
 
@@ -179,7 +180,9 @@ class Adoption:
     def _remove(self, source: Source) -> None:
         path = f"{self._paths.wal}/{source.log.name}"
         if source.is_kept:
-            self._findings.quarantine(path, "unreadable log header; its valid entries were adopted")
+            why = "unreadable log header; its valid entries were adopted"
+            kept_as = move_to_quarantine(self._disk, self._paths, path)
+            self._findings.note_quarantined(f"{self._paths.wal}/{source.log.found_as}", kept_as, why)
         else:
             name_if_held(self._disk, self._paths, path)
             if source.log.name == layout.ACTIVE_NAME:

@@ -303,9 +303,9 @@ class Settlement:
         """Give the log its books: bundle i of the segment has sequence first_sequence + i."""
         replay = self._readings.replays[found.name]
         for span in found.damaged:
-            self._findings.keep_span(log.file.read, found.name, span)
+            self._findings.keep_span(log.file.read, found.found_as, span)
         for span in replay.unusable:
-            self._findings.keep_span(log.file.read, found.name, span, NO_BUNDLE_OF_LOG)
+            self._findings.keep_span(log.file.read, found.found_as, span, NO_BUNDLE_OF_LOG)
         # Bundles that cannot be read any more are numbered, so that those behind keep their ids; they have no slots.
         replay.skip_to(found.proven_sequence_end)
         self._findings.notes += [f"bundle {log.segment_seq}/{index} is damaged" for index in replay.lost]

@@ -71,6 +71,8 @@ class NewestLog:
         self._found = found
         self._paths = found.paths
         self._cfg_hash = cfg_hash
+        self._left_at = -1
+        """Log position of the empty log that this start has left; -1: none yet."""
 
     def vacate(self, logs: list[FoundLog], readings: Readings) -> None:
         """Give a log of ours, or one whose header cannot be read, a rotated name, and leave an empty log in its place. One without entries
@@ -99,7 +101,9 @@ class NewestLog:
             self._leave_empty()
 
     def _has_empty(self) -> bool:
-        disk = self._found.disk
+        disk, position = self._found.disk, self._found.numbers.position
+        if self._left_at == position:
+            return True
         if not disk.exists(self._paths.active):
             return False
         try:
@@ -107,12 +111,12 @@ class NewestLog:
         except FormatError:
             return False
         # One that a clean stop has left bears numbers that the next log gets, too.
-        wanted = (self._found.numbers.position, self._cfg_hash, None)
+        wanted = (position, self._cfg_hash, None)
         return (header.position_start, header.cfg_hash, header.identity) == wanted
 
     def _leave_empty(self) -> None:
-        header = encode_empty_header(self._cfg_hash, self._found.numbers.position)
-        write_empty_log(self._found.disk, self._paths, header)
+        self._left_at = self._found.numbers.position
+        write_empty_log(self._found.disk, self._paths, encode_empty_header(self._cfg_hash, self._left_at))
 
     def _put_aside(self, log: FoundLog) -> None:
         disk = self._found.disk
