@@ -12,7 +12,6 @@ behind: no segment, bundle, log position or stage has a number that it can have 
 | `quiver.transactions`| prepared stages that do not come back as dropped; of older ones nobody can tell any more what became of them   |
 | `quiver.foreign`     | the segments of other writers; no adoption is under way                                                        |
 | the cursor           | a log position far ahead                                                                                       |
-| `quiver.wal`         | empty, at that position: a start takes a directory without a log for one that has lost its newest              |
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ from quiver_actors.store.subscriber.gaps import GapLedger, decode_gaps, gaps_fil
 from quiver_actors.store.subscriber.losses import lose_unsealed
 from quiver_actors.store.subscriber.progress import decode_progress, subscriber_of
 from quiver_actors.store.subscriber.registry import SubscriberRegistry
-from quiver_actors.store.wal.codec import decode_cursor, encode_cursor, encode_empty_header
-from quiver_actors.store.wal.layout import ACTIVE_NAME, CURSOR_NAME, DEFAULT_CFG_HASH
+from quiver_actors.store.wal.codec import decode_cursor, encode_cursor
+from quiver_actors.store.wal.layout import CURSOR_NAME
 
 T = TypeVar("T")
 SEGMENTS_AHEAD = 1 << 32
@@ -52,7 +51,6 @@ POSITIONS_AHEAD = 1 << 52
 STAGES_AHEAD = 1 << 32
 """How far the numbers of a restored directory are ahead: more than a node can use in years, and room for two thousand restores."""
 CURSOR_PATH = f"{WAL_NAME}/{CURSOR_NAME}"
-LOG_PATH = f"{WAL_NAME}/{ACTIVE_NAME}"
 LOST_STAGE = (
     "its bundles were lost with the disk of the node, from whose archive the directory was restored: run the transaction again, under "
     "another id if it was committed"
@@ -78,7 +76,6 @@ def renumbered(plan: EnginePlan, archived_through: Mapping[int, int], taken_unix
         **state.files,
         CORE_NAME: encode_core(CoreFile(core.incarnation, core.core_id, began_at, sequence, clean_shutdown=False)),
         CURSOR_PATH: encode_cursor(position),
-        LOG_PATH: encode_empty_header(DEFAULT_CFG_HASH, position),
         TRANSACTIONS_NAME: encode_journal(_journal(plan, taken_unix_ns)),
     }
     windows = _decoded(decode_windows, files.get(PRODUCERS_NAME), Windows())

@@ -20,6 +20,7 @@ from quiver_actors.store.files.paths import (
     STAGED_NAME,
     TEMPORARY_SUFFIX,
     TRANSACTIONS_NAME,
+    WITNESS_NAME,
     EnginePaths,
     segment_seq_of,
 )
@@ -38,6 +39,7 @@ _KNOWN_IN_ROOT = frozenset(
         "quarantine",
         HELD_NAME,
         BALLAST_NAME,
+        WITNESS_NAME,
         STAGED_NAME,
         TRANSACTIONS_NAME,
         PRODUCERS_NAME,

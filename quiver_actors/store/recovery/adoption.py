@@ -17,10 +17,12 @@ from typing import NamedTuple
 
 from quiver_actors.base.checksum import crc32
 from quiver_actors.base.model import SEGMENT_BUNDLES_MAX, SLOTS_MAX
+from quiver_actors.errors import DiskError
+from quiver_actors.store.disk.protocol import NO_SPACE_ERRNOS
 from quiver_actors.store.files.foreign_record import AdoptedEntry, AdoptedSource
 from quiver_actors.store.files.held_names import name_if_held
 from quiver_actors.store.files.quarantine import move_to_quarantine
-from quiver_actors.store.jobs.sealing import seal_file, write_cursor, write_empty_log
+from quiver_actors.store.jobs.sealing import drop_witness, seal_file, write_cursor, write_empty_log
 from quiver_actors.store.recovery.findings import NO_BUNDLE_OF_LOG
 from quiver_actors.store.recovery.found_state import FoundState
 from quiver_actors.store.recovery.numbers import NumbersUsed
@@ -186,11 +188,19 @@ class Adoption:
         else:
             name_if_held(self._disk, self._paths, path)
             if source.log.name == layout.ACTIVE_NAME:
-                # Over it, so that a start which is cut off here leaves a log.
-                header = encode_empty_header(self._cfg_hash, self._numbers.position)
-                write_empty_log(self._disk, self._paths, header)
+                self._replace_by_empty()
             else:
                 self._disk.unlink(path)
+
+    def _replace_by_empty(self) -> None:
+        """Put an empty log over `quiver.wal`, so that a start which is cut off here leaves a log."""
+        try:
+            write_empty_log(self._disk, self._paths, encode_empty_header(self._cfg_hash, self._numbers.position))
+        except DiskError as error:
+            if error.errno not in NO_SPACE_ERRNOS:
+                raise
+            drop_witness(self._disk, self._paths)
+            self._disk.unlink(self._paths.active)
 
     def _new_log(self, capacity_bytes: int, identity: Identity, position_start: int) -> Log:
         path = self._paths.spare(self._numbers.take_rotation())

@@ -1,8 +1,9 @@
 """The newest log when a directory is opened: whether it was lost, and how a start takes it out of its name.
 
-From the first start on, `wal/` has a log at any time: each log is followed by another one or by an empty one before it becomes a segment, and
-a start leaves an empty one before it settles the first. No crash changes that, and none empties the header of a log, which is on the disk
-before the log gets its name. So something else has been at work where the last stop was no clean one and
+As long as the empty file `quiver.witness` is there, `wal/` has a log at any time: each log is followed by another one or by an empty one
+before it becomes a segment, and a start leaves an empty one before it settles the first. Where there is no room for an empty one, the
+witness goes first. No crash changes that, and none empties the header of a log, which is on the disk before the log gets its name. So
+something else has been at work where the witness is there, the last stop was no clean one, and
 
 | what a start finds                                             | what is told                                              |
 |----------------------------------------------------------------|-----------------------------------------------------------|
@@ -18,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from quiver_actors.errors import FormatError
-from quiver_actors.store.disk.protocol import read_whole
+from quiver_actors.errors import DiskError, FormatError
+from quiver_actors.store.disk.protocol import NO_SPACE_ERRNOS, read_whole
 from quiver_actors.store.files.core_file import SEGMENT_SEQ_BLOCK, CoreFile
 from quiver_actors.store.files.held_names import name_if_held
 from quiver_actors.store.files.quarantine import keep_in_quarantine
-from quiver_actors.store.jobs.sealing import write_empty_log
+from quiver_actors.store.jobs.sealing import drop_witness, write_empty_log
 from quiver_actors.store.recovery.found_state import FoundState
 from quiver_actors.store.recovery.logs import Readings
 from quiver_actors.store.subscriber.registry import SubscriberRegistry
@@ -35,14 +36,8 @@ from quiver_actors.store.wal.recovery import FoundLog
 _BLANK = "its header cannot be read, and there is no valid entry in it"
 
 
-def is_newest_lost(logs: Sequence[FoundLog], former: CoreFile | None) -> bool:
-    """Return whether bundles of the newest log are lost, by the table of this module.
-
-    Args:
-        former: what `quiver.core` said before this start; None if there is none that can be read, so that nothing is proven.
-    """
-    if former is None or former.clean_shutdown:
-        return False
+def is_newest_lost(logs: Sequence[FoundLog]) -> bool:
+    """Return whether bundles of the newest log are lost, by the table of this module, where it applies."""
     return not logs or any(_is_blank(log) for log in logs if log.name == ACTIVE_NAME)
 
 
@@ -74,26 +69,42 @@ class NewestLog:
         self._left_at = -1
         """Log position of the empty log that this start has left; -1: none yet."""
 
-    def vacate(self, logs: list[FoundLog], readings: Readings) -> None:
+    def vacate(self, logs: list[FoundLog], readings: Readings) -> bool:
         """Give a log of ours, or one whose header cannot be read, a rotated name, and leave an empty log in its place. One without entries
         that cannot be parsed is kept in quarantine/, and taken out of `logs`. Another writer's log keeps its name until its entries are
         elsewhere.
 
         Afterwards this start may be cut off anywhere: the next one finds a log, and does not tell of the same loss once more.
+
+        Returns:
+            Whether there is such a log; False: there is no room for one, and nothing says that there is one.
         """
         active = next((log for log in logs if log.name == ACTIVE_NAME), None)
-        if active is None:
+        if active is not None and not self._takes_away(active, logs, readings):
+            return True
+        try:
             self._leave_empty()
-        elif self._found.foreign.is_source(active):
-            return
-        elif not active.has_entries and active.header_state is not Header.OURS:
-            if active.header is None or active.behind is not Behind.END:
-                self._put_aside(active)
-                logs.remove(active)
-                self._leave_empty()
-        elif (active.has_entries or active.behind is Behind.TAIL) and active.header_state is not Header.FOREIGN:
+        except DiskError as error:
+            if error.errno not in NO_SPACE_ERRNOS:
+                raise
+            drop_witness(self._found.disk, self._paths)  # a seal may make room
+            return False
+        return True
+
+    def _takes_away(self, active: FoundLog, logs: list[FoundLog], readings: Readings) -> bool:
+        """Whether the name is free, or what has it may be replaced."""
+        if self._found.foreign.is_source(active):
+            return False
+        if not active.has_entries and active.header_state is not Header.OURS:
+            if active.header is not None and active.behind is Behind.END:
+                return False
+            self._put_aside(active)
+            logs.remove(active)
+            return True
+        if (active.has_entries or active.behind is Behind.TAIL) and active.header_state is not Header.FOREIGN:
             self._retire(active, readings)
-            self._leave_empty()
+            return True
+        return False
 
     def leave_continuable(self) -> None:
         """Leave an empty log at the right position: a writer that finds none begins at position 0, before the cursor."""
@@ -115,8 +126,9 @@ class NewestLog:
         return (header.position_start, header.cfg_hash, header.identity) == wanted
 
     def _leave_empty(self) -> None:
-        self._left_at = self._found.numbers.position
-        write_empty_log(self._found.disk, self._paths, encode_empty_header(self._cfg_hash, self._left_at))
+        position = self._found.numbers.position
+        write_empty_log(self._found.disk, self._paths, encode_empty_header(self._cfg_hash, position))
+        self._left_at = position
 
     def _put_aside(self, log: FoundLog) -> None:
         disk = self._found.disk

@@ -16,10 +16,16 @@ from quiver_actors.errors import ConfigMismatch, FormatError
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.disk.salvage import read_small
 from quiver_actors.store.files.core_file import CORE_NAME, SEGMENT_SEQ_BLOCK, CoreFile, decode_core
-from quiver_actors.store.files.paths import PREPARED_SUFFIX, QUARANTINE_NAME, TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.store.files.paths import (
+    PREPARED_SUFFIX,
+    QUARANTINE_NAME,
+    TEMPORARY_SUFFIX,
+    WITNESS_NAME,
+    EnginePaths,
+)
 from quiver_actors.store.format.framing import DAMAGE
 from quiver_actors.store.jobs.records import write_core
-from quiver_actors.store.jobs.sealing import write_cursor
+from quiver_actors.store.jobs.sealing import make_witness, write_cursor
 from quiver_actors.store.recovery.adoption import Adoption
 from quiver_actors.store.recovery.cold import ColdPlace, FoundCold
 from quiver_actors.store.recovery.findings import Effect, EffectKind, Findings
@@ -135,9 +141,10 @@ class Recovery:
         cursor = self._read_cursor() if CURSOR_NAME in wal else None
         self._give_up_missing_logs(logs, readings, cursor)
         self._give_up_missing_segments(logs, readings, cursor)
-        if former is not None and is_newest_lost(logs, former):
+        if former is not None and not former.clean_shutdown and WITNESS_NAME in names and is_newest_lost(logs):
             self._give_up_newest_log(former, logs, readings)
-        self._newest_log.vacate(logs, readings)
+        if self._newest_log.vacate(logs, readings) and WITNESS_NAME not in names:
+            make_witness(self._disk, self._paths)
         core = self._reserve(former)
         stages = self._recover_stages()
         covered = self._take_over(logs, readings, cursor, former)

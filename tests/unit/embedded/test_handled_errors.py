@@ -20,22 +20,22 @@ from tests.unit.embedded.interrupts import Interrupt
 
 @pytest.fixture
 def commits() -> Iterator[CommitThread]:
-    thread = CommitThread("quiver-sync", lambda: thread.finish_jobs())
+    thread = CommitThread("quiver-sync", lambda: thread.finish_jobs())  # noqa: PLW0108 - it is bound by the time of the call
     yield thread
     assert thread.stop(PATIENCE_SECONDS)
 
 
-def _broken_off(error: Exception | None) -> None:
+def _broken_off(error: OSError | None) -> None:
     """Stand for a sync whose error, if it has one, is being handled as the interrupt comes."""
     try:
         if error is not None:
             raise error
-    except Exception:
+    except OSError:
         raise Interrupt from None
     raise Interrupt
 
 
-def given_back(commits: CommitThread, disk: PosixDisk, error: Exception | None) -> QuiverError | None:
+def given_back(commits: CommitThread, disk: PosixDisk, error: OSError | None) -> QuiverError | None:
     """Interrupt a commit that this thread has taken; the error that it comes back with."""
     is_back = threading.Event()
     job = CommitJob(disk, EnginePaths("topic/core_0"), ())

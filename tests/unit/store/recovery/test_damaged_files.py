@@ -43,7 +43,9 @@ def replace(disk: SimDisk, path: str, change: Callable[[bytes], bytes]) -> bytes
 
 def say_that_it_was_stopped(disk: SimDisk) -> None:
     """Have `quiver.core` say that the last stop was a clean one, so that no log can have been lost."""
-    replace(disk, PATHS.core, lambda content: encode_core(dataclasses.replace(decode_core(content), clean_shutdown=True)))
+    replace(
+        disk, PATHS.core, lambda content: encode_core(dataclasses.replace(decode_core(content), clean_shutdown=True))
+    )
 
 
 def flipped(content: bytes) -> bytes:

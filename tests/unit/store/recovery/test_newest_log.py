@@ -215,16 +215,8 @@ def test_a_start_that_is_cut_off_anywhere_tells_the_same(hand: Hand) -> None:
     raise AssertionError("it never came to its end")
 
 
-def test_a_seal_waits_for_the_empty_log_and_goes_on_where_there_is_no_room_for_one() -> None:
-    inner = SimDisk()
-    disk = FaultyDisk(inner)
-    driver = pushed(disk)
-    disk.fail("create", 1, errno.ENOSPC, path_part="quiver.wal")
-    driver.seal()
-    assert len(driver.engine.segments()) == 2
-
-
-def test_no_kill_in_the_adoption_of_another_writers_log_looks_like_a_loss() -> None:
+def adopted_from() -> SimDisk:
+    """What another writer has logged behind a start of ours that was killed."""
     disk = SimDisk()
     driver = EngineDriver(disk, SETTINGS)
     driver.engine.registrations.register("ann", "earliest")
@@ -232,7 +224,11 @@ def test_no_kill_in_the_adoption_of_another_writers_log_looks_like_a_loss() -> N
     other = OtherWriter(disk, PATHS.root)
     for number in range(3):
         other.append({0: numbered_batch(number)})
-    assert disk.exists(PATHS.active)
+    return disk.crash(CrashMode.KEEP)
+
+
+def test_no_kill_in_the_adoption_of_another_writers_log_looks_like_a_loss() -> None:
+    disk = adopted_from()
     for point in range(1, 10_000):
         inner = disk.crash(CrashMode.KEEP)
         faulty = FaultyDisk(inner)
@@ -245,3 +241,33 @@ def test_no_kill_in_the_adoption_of_another_writers_log_looks_like_a_loss() -> N
             assert point > 20
             return
     raise AssertionError("it never came to its end")
+
+
+# --- a full disk -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_goes_where_there_is_no_room_for_an_empty_one_is_not_missed() -> None:
+    disk = FaultyDisk(SimDisk())
+    driver = pushed(disk)
+    for nth in range(1, 9):
+        disk.fail("create", nth, errno.ENOSPC, path_part="quiver.wal.tmp")
+    driver.seal()
+    assert len(driver.engine.segments()) == 2
+    assert not disk.exists(PATHS.active)
+    assert owed(disk.inner.crash(CrashMode.DROP), "ben") == (ALL_NUMBERS, [])  # type: ignore[attr-defined]
+    disk.heal()
+    driver.push_numbered(SEALED + OPEN)
+    driver.commit()
+    driver.seal()
+    remove(disk)
+    assert owed(disk.inner.crash(CrashMode.KEEP), "ben")[1] == [(3, 0, 0)], "there was one again"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("begin", [killed, adopted_from], ids=["ours", "theirs"])
+def test_a_start_goes_on_without_room_for_an_empty_log(begin: Callable[[], SimDisk]) -> None:
+    disk = begin()
+    faulty = FaultyDisk(disk)
+    faulty.fail("create", 1, errno.ENOSPC, path_part="quiver.wal.tmp")
+    EngineDriver(faulty, SETTINGS)
+    assert disk.exists(PATHS.active)
+    assert owed(disk.crash(CrashMode.KEEP), "ann")[1] == []
