@@ -11,8 +11,8 @@ something else has been at work where the witness is there, the last stop was no
 | `quiver.wal`, whose header cannot be read or is zero, no entry | the same                                                  |
 | the same with entries, but not from its beginning on           | the same, and the entries are adopted                     |
 
-After a clean stop everything is in segments, and nothing is lost with the log. Not seen: a log that is gone while an older one waits for its
-seal, as between two renames of a rotation; and the end of a log that was zeroed or cut off, which looks like one that was never written.
+After a clean stop everything is in segments, and nothing is lost with the log. Not seen: a log that is gone while an older one waits for
+its seal, as between two renames of a rotation; and the end of a log that was zeroed or cut off: it looks like one that was never written.
 """
 
 from __future__ import annotations
