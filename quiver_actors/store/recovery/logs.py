@@ -45,6 +45,14 @@ class Readings(NamedTuple):
     tails: dict[str, FooterExtension]
     """The footer extension of each log that is sealed but lacks its segment's name."""
 
+    def rename(self, former: str, name: str) -> None:
+        """Keep what was read of a log that has got another name."""
+        self.trust[name] = self.trust.pop(former)
+        if former in self.replays:
+            self.replays[name] = self.replays.pop(former)
+        if former in self.tails:
+            self.tails[name] = self.tails.pop(former)
+
 
 def examine_logs(
     disk: Disk, paths: EnginePaths, names: Iterable[str], *, trusts: bool = True

@@ -142,6 +142,4 @@ class NewestLog:
         disk.rename(self._paths.active, path)
         disk.sync_directory(self._paths.wal)
         former, log.name = log.name, path.rpartition("/")[2]
-        for by_name in readings:
-            if former in by_name:
-                by_name[log.name] = by_name.pop(former)
+        readings.rename(former, log.name)

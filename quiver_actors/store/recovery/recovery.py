@@ -302,7 +302,8 @@ class Recovery:
     def _give_up_newest_log(self, former: CoreFile, logs: list[FoundLog], readings: Readings) -> None:
         """Tell everybody of the newest log, which is gone or blank: before anything is reserved, as that changes what proves it."""
         taken = [*self._sealed_segments.segments, *self._sealed_segments.damaged]
-        taken += [each.segment_seq for each in [*extents_of(logs, readings), *self._missing_logs]]
+        taken += [each.segment_seq for each in extents_of(logs, readings)]
+        taken += [each.segment_seq for each in self._missing_logs]
         lost = MissingLog(number_of_newest(former, taken, self._subscribers.registry), 0)
         self._findings.note_missing_log(self._paths.wal, lost)
         self._numbers.note_segment_seq(lost.segment_seq)

@@ -56,7 +56,7 @@ def owed(disk: SimDisk | FaultyDisk, subscriber: str) -> tuple[list[int], Told]:
     return numbers, [(each.segment_seq, each.bundle_index_first, each.bundle_count) for each in driver.told]
 
 
-def remove(disk: SimDisk) -> None:
+def remove(disk: SimDisk | FaultyDisk) -> None:
     disk.unlink(PATHS.active)
     disk.sync_directory(PATHS.wal)
 
