@@ -13,6 +13,8 @@ import os
 import re
 from collections.abc import Iterable
 
+from quiver_actors.errors import DiskError
+
 RETIRED_NAME = "retired"
 _CORE_NAME = re.compile(r"core_(0|[1-9]\d{0,5})")
 
@@ -23,7 +25,11 @@ def owner_of(core: int, cores: int) -> int:
 
 
 def find_core_dirs(data_dir: str, topics: Iterable[str] | None = None) -> dict[int, list[str]]:
-    """Return, by core, the topics that have a directory of the core, sorted; of all topics, or of those in `topics`."""
+    """Return, by core, the topics that have a directory of the core, sorted; of all topics, or of those in `topics`.
+
+    Raises:
+        DiskError: a directory cannot be listed.
+    """
     found: dict[int, list[str]] = {}
     names = _directories_in(data_dir) if topics is None else topics
     for topic in sorted(name for name in names if not name.startswith(".")):
@@ -67,3 +73,5 @@ def _directories_in(path: str) -> list[str]:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise DiskError("list", path, error.errno or 0) from error

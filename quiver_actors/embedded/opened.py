@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -72,7 +73,7 @@ class Opening:
         with _Doorway.lock:
             for closed in [each for each, node in _open.items() if node.has_let_go]:
                 del _open[closed]
-            found = _open.get(path)
+            found = _open.get(path) or _open_elsewhere(path)
             if found is not None and not found.is_ending:
                 raise AlreadyRunning(
                     f"data directory is in use: process {os.getpid()}, which is this one, has {self._data_dir} open; use the store that is "
@@ -82,6 +83,15 @@ class Opening:
                 found.close()  # somebody has begun to: wait for it
             node = _open[path] = self._make()
         return node
+
+
+def _open_elsewhere(path: str) -> EmbeddedNode | None:
+    """The store that has the same directory open under another path, as by a bind mount."""
+    for other, node in _open.items():
+        with contextlib.suppress(OSError):  # one of them does not exist
+            if os.path.samefile(path, other):
+                return node
+    return None
 
 
 @atexit.register

@@ -10,8 +10,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic_ns
+from types import FrameType
 from typing import Any
 
 from quiver_actors.base.clock import SystemClock
@@ -141,15 +142,29 @@ class CommitThread(DrivingThread):
 
 
 def _error_behind(interrupt: BaseException | None) -> QuiverError | None:
-    """The error of a system call that was being handled when an interrupt came; None if there was none."""
+    """The error of a system call that was being handled when an interrupt came; None if there was none.
+
+    A caller that pushes while it handles an error of its own has that one behind the interrupt, too. It was caught in a frame outside of
+    the call, which the traceback of the interrupt does not have yet.
+    """
+    frames = set(_frames_of(interrupt))
     seen: BaseException | None = interrupt
     while seen is not None:
-        if isinstance(seen, QuiverError):
+        # Without a traceback it is an error that has just been put away.
+        is_own = seen.__traceback__ is None or seen.__traceback__.tb_frame in frames
+        if is_own and isinstance(seen, QuiverError):
             return seen.with_traceback(None)
-        if isinstance(seen, OSError):
+        if is_own and isinstance(seen, OSError):
             return DiskError("fdatasync", "the log", seen.errno or 0, "an interrupt came with the error")
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def _frames_of(error: BaseException | None) -> Iterator[FrameType]:
+    trace = None if error is None else error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
 
 
 class OpenedHere(OpenedDirectories):

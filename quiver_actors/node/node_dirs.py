@@ -37,6 +37,7 @@ NODE_LOCK = "quiver.node.lock"
 SOCKET_PATH_BYTES_MAX = 107
 """What fits into a Unix socket's address (`sun_path`), its closing zero left out."""
 _SOCKET_NAME_BYTES_MAX = len("/" + control.SOCKET_NAME)
+_NEEDS_WRITING = "opening a data directory writes to it: make it writable, or open a copy; `quiver verify` and `quiver inspect` only read"
 _DYING_WORKERS_SECONDS = 10.0
 """How long to wait for the workers of a killed supervisor, which die with it but may first have to finish a disk write."""
 
@@ -142,7 +143,7 @@ def hold_data_dir(data_dir: str) -> Iterator[LifeLock]:
         while not lock.try_acquire():
             _refuse_if_held(lock.path, time.monotonic() >= deadline)
     except ShmError as error:
-        raise DiskError("lock", lock.path, _errno_behind(error)) from error
+        raise DiskError("lock", lock.path, _errno_behind(error), _NEEDS_WRITING) from error
     try:
         yield lock
     finally:

@@ -20,6 +20,7 @@ KINDS = {
     "gap notices": r"quiver\.gaps\.[a-z]+(\.tmp)?",
     "numbers": r"quiver\.core(\.tmp)?",
     "ballast": r"quiver\.ballast",
+    "witness of a log": r"quiver\.witness",
     "part of a stage": r"staged/\d{16}\.\d{4}\.stage(\.tmp)?",
     "prepared stage": r"staged/\d{16}\.prepared(\.tmp)?",
     "transactions": r"quiver\.transactions(\.tmp)?",

@@ -144,9 +144,8 @@ class EngineDriver:
         return self.push(*({0: numbered_batch(number)} for number in range(first, first + count)))
 
     def commit(self) -> None:
-        """Run one group commit if there is one."""
-        job = self.engine.next_commit()
-        if job is not None:
+        """Run group commits until there are none, and what leaves an empty log behind them."""
+        while (job := self.engine.next_commit()) is not None:
             job.run()
             self.events += self.engine.finish(job)
 

@@ -5,6 +5,8 @@ Owner: the engine, on the loop thread. One commit is out at a time; what was wri
 
 from __future__ import annotations
 
+from itertools import islice
+
 from quiver_actors.base.clock import Clock
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.base.model import Durability
@@ -139,10 +141,16 @@ class GroupCommit:
     def _empty_log_job(self) -> EmptyLogJob | None:
         position = self._numbers.position
         is_wanted = self._empty_at != position and all(log.retired for log in self._logs)
-        if not is_wanted or self._condition.is_draining:
+        if not is_wanted:
             return None
         header = encode_empty_header(segment_cfg_hash(self._settings), position)
         return EmptyLogJob(self._disk, self._paths, header, position)
+
+    @property
+    def has_log_behind(self) -> bool:
+        """Whether `wal/` keeps a log when the oldest one becomes a segment: a start takes a directory without any for one that has lost its
+        newest log."""
+        return self._empty_at == self._numbers.position or any(log.published for log in islice(self._logs, 1, None))
 
     def finish_empty_log(self, job: EmptyLogJob) -> list[Event]:
         """Take back the job that wrote the empty log; a full disk is no failure of the engine."""

@@ -215,7 +215,8 @@ class Tasks:
     # --- where several parts meet ------------------------------------------------------------------------------------------
 
     def _seal_job(self) -> SealJob | None:
-        if self._parts.producers.holds_back(self._parts.logs.sealed_next):
+        held_back = self._parts.producers.holds_back(self._parts.logs.sealed_next)
+        if held_back or not self._parts.group_commit.has_log_behind:
             return None
         return self._parts.logs.seal_job(before=self._parts.stage_jobs.first_publishing)
 

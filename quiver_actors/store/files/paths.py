@@ -17,6 +17,8 @@ TEMPORARY_SUFFIX = ".tmp"
 RESCUED_SUFFIX = ".rescued"
 """Suffix after a segment's name: a complete file, rebuilt from a damaged segment, until the damaged file has been moved away."""
 BALLAST_NAME = "quiver.ballast"
+WITNESS_NAME = "quiver.witness"
+"""An empty file: as long as it is there, `wal/` has a log at any time."""
 WAL_NAME = "wal"
 SEGMENTS_NAME = "segments"
 QUARANTINE_NAME = "quarantine"
@@ -52,6 +54,11 @@ class EnginePaths:
     def ballast(self) -> str:
         """Path of the ballast, which is deleted for room on a full disk."""
         return f"{self.root}/{BALLAST_NAME}"
+
+    @property
+    def witness(self) -> str:
+        """Path of the empty file that says that `wal/` has a log at any time."""
+        return f"{self.root}/{WITNESS_NAME}"
 
     @property
     def wal(self) -> str:

@@ -10,6 +10,7 @@ from quiver_actors.store.disk.interposed import InterposedDisk
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.files.paths import TEMPORARY_SUFFIX, EnginePaths
 from quiver_actors.store.files.quarantine import move_to_quarantine
+from quiver_actors.store.wal.layout import HEADER_BYTES
 
 
 class Action(enum.StrEnum):
@@ -55,7 +56,10 @@ class CarefulDisk(InterposedDisk):
         return path.removeprefix(f"{self._paths.root}/")
 
     def rename(self, source: str, target: str) -> None:
-        """Rename a file, and record what that means: moved aside, copied, sealed, renamed or written."""
+        """Rename a file, and record what that means: moved aside, copied, sealed, renamed or written. A log with anything behind its
+        header, which an empty one replaces, is moved to quarantine before."""
+        if target == self._paths.active and self.inner.exists(target) and self._size_bytes(target) > HEADER_BYTES:
+            self.unlink(target)
         super().rename(source, target)
         if source.startswith(f"{self._paths.quarantine}/"):
             self.note(Action.KEEP_COPY, target)
@@ -67,6 +71,13 @@ class CarefulDisk(InterposedDisk):
             self.note(Action.WRITE, target)
         else:
             self.note(Action.RENAME, source, target)
+
+    def _size_bytes(self, path: str) -> int:
+        file = self.inner.open_read(path)
+        try:
+            return file.size()
+        finally:
+            file.close()
 
     def link(self, source: str, target: str) -> None:
         """Link a file, and record the copy that is kept."""

@@ -21,6 +21,7 @@ from quiver_actors.store.files.paths import (
     STAGED_NAME,
     TEMPORARY_SUFFIX,
     TRANSACTIONS_NAME,
+    WITNESS_NAME,
     EnginePaths,
     segment_seq_of,
 )
@@ -39,6 +40,7 @@ _KNOWN_IN_ROOT = frozenset(
         "quarantine",
         HELD_NAME,
         BALLAST_NAME,
+        WITNESS_NAME,
         STAGED_NAME,
         TRANSACTIONS_NAME,
         PRODUCERS_NAME,

@@ -13,7 +13,7 @@ from quiver_actors.errors import DiskError, QuiverError
 from quiver_actors.store.disk.protocol import NO_SPACE_ERRNOS, Disk
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.jobs.job import Job
-from quiver_actors.store.jobs.sealing import seal_file, write_cursor, write_empty_log
+from quiver_actors.store.jobs.sealing import drop_witness, make_witness, seal_file, write_cursor, write_empty_log
 from quiver_actors.store.wal.log import Log
 
 
@@ -95,8 +95,8 @@ def _removed(log: Log) -> DiskError:
 
 
 class EmptyLogJob(Job):
-    """Leave an empty `quiver.wal` behind the last log: another writer that finds none begins at log position 0. Runs in the place of a
-    commit, as only commits give that name to logs."""
+    """Leave an empty `quiver.wal` behind the last log: another writer that finds none begins at log position 0, and a start that finds none
+    takes it for lost. Runs in the place of a commit, as only commits give that name to logs."""
 
     writes_anew = True
 
@@ -107,9 +107,18 @@ class EmptyLogJob(Job):
         self._header = header
         self.position = position
 
+    def run(self) -> None:
+        """Write the empty log. Where there is no room for it, say so by deleting what says that there is always a log."""
+        super().run()
+        if self.no_space:
+            self._attempt(lambda: drop_witness(self._disk, self._paths))
+
     def work(self) -> None:
         """Write the empty log that stands ready for another writer."""
         write_empty_log(self._disk, self._paths, self._header)
+        if not self._disk.exists(self._paths.witness):
+            make_witness(self._disk, self._paths)
+            self._disk.sync_directory(self._paths.root)
 
 
 class SealJob(Job):

@@ -68,3 +68,15 @@ def write_empty_log(disk: Disk, paths: EnginePaths, header: bytes) -> None:
     """Leave `quiver.wal` with nothing but its header, at the position where the next log goes on. Only while no log has that name."""
     write_atomically(disk, paths.active, header)
     disk.sync_directory(paths.wal)
+
+
+def make_witness(disk: Disk, paths: EnginePaths) -> None:
+    """Say that `wal/` has a log, and will have one at any time. Durable with the next sync of the root."""
+    disk.create(paths.witness).close()
+
+
+def drop_witness(disk: Disk, paths: EnginePaths) -> None:
+    """Say durably that `wal/` may be without a log: before the last one goes where there is no room for an empty one behind it."""
+    if disk.exists(paths.witness):
+        disk.unlink(paths.witness)
+        disk.sync_directory(paths.root)

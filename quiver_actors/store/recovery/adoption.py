@@ -17,9 +17,12 @@ from typing import NamedTuple
 
 from quiver_actors.base.checksum import crc32
 from quiver_actors.base.model import SEGMENT_BUNDLES_MAX, SLOTS_MAX
+from quiver_actors.errors import DiskError
+from quiver_actors.store.disk.protocol import NO_SPACE_ERRNOS
 from quiver_actors.store.files.foreign_record import AdoptedEntry, AdoptedSource
 from quiver_actors.store.files.held_names import name_if_held
-from quiver_actors.store.jobs.sealing import seal_file, write_cursor
+from quiver_actors.store.files.quarantine import move_to_quarantine
+from quiver_actors.store.jobs.sealing import drop_witness, seal_file, write_cursor, write_empty_log
 from quiver_actors.store.recovery.findings import NO_BUNDLE_OF_LOG
 from quiver_actors.store.recovery.found_state import FoundState
 from quiver_actors.store.recovery.numbers import NumbersUsed
@@ -28,7 +31,7 @@ from quiver_actors.store.segment.layout import STREAMS_MAX
 from quiver_actors.store.segment.placement import SlotPlacement
 from quiver_actors.store.staged.keys import KeyRun, key_of
 from quiver_actors.store.wal import layout
-from quiver_actors.store.wal.codec import Identity, decode_entry_header, decode_slots
+from quiver_actors.store.wal.codec import Identity, decode_entry_header, decode_slots, encode_empty_header
 from quiver_actors.store.wal.log import Log
 from quiver_actors.store.wal.reader import LogReader, Span
 from quiver_actors.store.wal.recovery import FoundLog, read_entry
@@ -83,7 +86,7 @@ class Adoption:
             self._take(adopter, source)
         if adopter.logs:
             self._put_in_place(adopter.logs, sources)
-            names = [source.log.name for source in sources]
+            names = [source.log.found_as for source in sources]
             self._findings.note_adopted(self._paths.wal, names, adopter.adopted)
         if adopter.keys:
             self._producers.add(adopter.keys)
@@ -103,9 +106,9 @@ class Adoption:
             reader = LogReader(file.read, file.size())
             own = None if self._is_taken(log) else source.own
             for span in log.damaged:
-                self._findings.keep_span(file.read, log.name, span)
+                self._findings.keep_span(file.read, log.found_as, span)
             for span in own.unusable if own else ():
-                self._findings.keep_span(file.read, log.name, span, NO_BUNDLE_OF_LOG)
+                self._findings.keep_span(file.read, log.found_as, span, NO_BUNDLE_OF_LOG)
             if own is not None:
                 self._take_own(adopter, reader, log, own)
             for span in log.scan.entries if own is None else own.foreign:
@@ -143,7 +146,7 @@ class Adoption:
         entry = read_entry(reader, span)
         if entry.error or entry.entry_type != layout.ENTRY_TYPE_BUNDLE:
             why = entry.error or f"an entry of type {entry.entry_type}, which nobody knows"
-            self._findings.keep_span(read, source.log.name, span, why)
+            self._findings.keep_span(read, source.log.found_as, span, why)
             return
         self._note_target(source.log, span, adopter.add(reader.body(span), entry.sequence))
 
@@ -179,10 +182,25 @@ class Adoption:
     def _remove(self, source: Source) -> None:
         path = f"{self._paths.wal}/{source.log.name}"
         if source.is_kept:
-            self._findings.quarantine(path, "unreadable log header; its valid entries were adopted")
+            why = "unreadable log header; its valid entries were adopted"
+            kept_as = move_to_quarantine(self._disk, self._paths, path)
+            self._findings.note_quarantined(f"{self._paths.wal}/{source.log.found_as}", kept_as, why)
         else:
             name_if_held(self._disk, self._paths, path)
-            self._disk.unlink(path)
+            if source.log.name == layout.ACTIVE_NAME:
+                self._replace_by_empty()
+            else:
+                self._disk.unlink(path)
+
+    def _replace_by_empty(self) -> None:
+        """Put an empty log over `quiver.wal`, so that a start which is cut off here leaves a log."""
+        try:
+            write_empty_log(self._disk, self._paths, encode_empty_header(self._cfg_hash, self._numbers.position))
+        except DiskError as error:
+            if error.errno not in NO_SPACE_ERRNOS:
+                raise
+            drop_witness(self._disk, self._paths)
+            self._disk.unlink(self._paths.active)
 
     def _new_log(self, capacity_bytes: int, identity: Identity, position_start: int) -> Log:
         path = self._paths.spare(self._numbers.take_rotation())

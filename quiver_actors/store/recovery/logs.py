@@ -45,6 +45,14 @@ class Readings(NamedTuple):
     tails: dict[str, FooterExtension]
     """The footer extension of each log that is sealed but lacks its segment's name."""
 
+    def rename(self, former: str, name: str) -> None:
+        """Keep what was read of a log that has got another name."""
+        self.trust[name] = self.trust.pop(former)
+        if former in self.replays:
+            self.replays[name] = self.replays.pop(former)
+        if former in self.tails:
+            self.tails[name] = self.tails.pop(former)
+
 
 def examine_logs(
     disk: Disk, paths: EnginePaths, names: Iterable[str], *, trusts: bool = True
@@ -248,7 +256,7 @@ class Settlement:
             is_copy = file.path != path and not self._producers.has_unsaved
             if not is_copy:
                 self._put_in_place(file, path)
-                log.path = self._retire_active(path) if found.name == layout.ACTIVE_NAME else path
+                log.path = path
             self._producers.save()
             self._sealed_segments.add_sealed(log, seal_file(self._disk, self._paths, log, identity.incarnation))
         finally:
@@ -299,20 +307,13 @@ class Settlement:
             raise
         return copy
 
-    def _retire_active(self, path: str) -> str:
-        """Give the active file its rotated name first, so that no crash leaves a half-sealed quiver.wal."""
-        target = self._paths.rotated(self._numbers.take_rotation())
-        self._disk.rename(path, target)
-        self._disk.sync_directory(self._paths.wal)
-        return target
-
     def _fill(self, log: Log, found: FoundLog) -> None:
         """Give the log its books: bundle i of the segment has sequence first_sequence + i."""
         replay = self._readings.replays[found.name]
         for span in found.damaged:
-            self._findings.keep_span(log.file.read, found.name, span)
+            self._findings.keep_span(log.file.read, found.found_as, span)
         for span in replay.unusable:
-            self._findings.keep_span(log.file.read, found.name, span, NO_BUNDLE_OF_LOG)
+            self._findings.keep_span(log.file.read, found.found_as, span, NO_BUNDLE_OF_LOG)
         # Bundles that cannot be read any more are numbered, so that those behind keep their ids; they have no slots.
         replay.skip_to(found.proven_sequence_end)
         self._findings.notes += [f"bundle {log.segment_seq}/{index} is damaged" for index in replay.lost]

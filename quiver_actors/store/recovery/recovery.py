@@ -13,13 +13,19 @@ from itertools import chain
 
 from quiver_actors.base.config import TopicSettings
 from quiver_actors.errors import ConfigMismatch, FormatError
-from quiver_actors.store.disk.protocol import Disk, read_whole
+from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.disk.salvage import read_small
 from quiver_actors.store.files.core_file import CORE_NAME, SEGMENT_SEQ_BLOCK, CoreFile, decode_core
-from quiver_actors.store.files.paths import PREPARED_SUFFIX, QUARANTINE_NAME, TEMPORARY_SUFFIX, EnginePaths
+from quiver_actors.store.files.paths import (
+    PREPARED_SUFFIX,
+    QUARANTINE_NAME,
+    TEMPORARY_SUFFIX,
+    WITNESS_NAME,
+    EnginePaths,
+)
 from quiver_actors.store.format.framing import DAMAGE
 from quiver_actors.store.jobs.records import write_core
-from quiver_actors.store.jobs.sealing import write_cursor, write_empty_log
+from quiver_actors.store.jobs.sealing import make_witness, write_cursor
 from quiver_actors.store.recovery.adoption import Adoption
 from quiver_actors.store.recovery.cold import ColdPlace, FoundCold
 from quiver_actors.store.recovery.findings import Effect, EffectKind, Findings
@@ -29,6 +35,7 @@ from quiver_actors.store.recovery.found_state import FoundState
 from quiver_actors.store.recovery.logs import Readings, Settlement, end_of, examine_logs, extents_of
 from quiver_actors.store.recovery.missing_logs import MissingLog, find_missing_logs
 from quiver_actors.store.recovery.missing_segments import counts_of_missing, find_missing_segments
+from quiver_actors.store.recovery.newest_log import NewestLog, is_newest_lost, number_of_newest
 from quiver_actors.store.recovery.numbers import NumbersUsed
 from quiver_actors.store.recovery.plans import Covered, believes_cursor, plan_logs
 from quiver_actors.store.recovery.producers import FoundProducers
@@ -36,10 +43,10 @@ from quiver_actors.store.recovery.recovered import Recovered
 from quiver_actors.store.recovery.subscribers import FoundSubscribers
 from quiver_actors.store.recovery.takeover import Takeover
 from quiver_actors.store.staged.recovery import RecoveredStages, check_versions, recover_stages
-from quiver_actors.store.wal.codec import decode_cursor, decode_header, encode_empty_header
+from quiver_actors.store.wal.codec import decode_cursor
 from quiver_actors.store.wal.contract import segment_cfg_hash
 from quiver_actors.store.wal.decisions import Header
-from quiver_actors.store.wal.layout import CURSOR_NAME, HEADER_BYTES
+from quiver_actors.store.wal.layout import CURSOR_NAME
 from quiver_actors.store.wal.recovery import FoundLog
 
 
@@ -92,6 +99,7 @@ class Recovery:
             self._producers,
             self._foreign,
         )
+        self._newest_log = NewestLog(self._found, self._cfg_hash)
         self._missing_logs: list[MissingLog] = []
 
     @property
@@ -133,11 +141,15 @@ class Recovery:
         cursor = self._read_cursor() if CURSOR_NAME in wal else None
         self._give_up_missing_logs(logs, readings, cursor)
         self._give_up_missing_segments(logs, readings, cursor)
+        if former is not None and not former.clean_shutdown and WITNESS_NAME in names and is_newest_lost(logs):
+            self._give_up_newest_log(former, logs, readings)
+        if self._newest_log.vacate(logs, readings) and WITNESS_NAME not in names:
+            make_witness(self._disk, self._paths)
         core = self._reserve(former)
         stages = self._recover_stages()
         covered = self._take_over(logs, readings, cursor, former)
         self._settle(logs, readings, covered, former)
-        self._leave_continuable()
+        self._newest_log.leave_continuable()
         self._foreign.save(self._sealed_segments.foreign, self._numbers.position)
         self._producers.mark_recovered(self._generation)
         return self._recovered(core, stages)
@@ -287,6 +299,17 @@ class Recovery:
             self._numbers.note_segment_seq(each.segment_seq)
         self._subscribers.give_up_each(lost)
 
+    def _give_up_newest_log(self, former: CoreFile, logs: list[FoundLog], readings: Readings) -> None:
+        """Tell everybody of the newest log, which is gone or blank: before anything is reserved, as that changes what proves it."""
+        taken = [*self._sealed_segments.segments, *self._sealed_segments.damaged]
+        taken += [each.segment_seq for each in extents_of(logs, readings)]
+        taken += [each.segment_seq for each in self._missing_logs]
+        lost = MissingLog(number_of_newest(former, taken, self._subscribers.registry), 0)
+        self._findings.note_missing_log(self._paths.wal, lost)
+        self._numbers.note_segment_seq(lost.segment_seq)
+        self._subscribers.give_up_logs([lost])
+        self._missing_logs.append(lost)
+
     def _give_up_segment(self, segment_seq: int, bundle_count: int) -> None:
         """Record a part of a publish as lost, and tell subscribers of it."""
         lost = MissingLog(segment_seq, bundle_count)
@@ -360,22 +383,6 @@ class Recovery:
             # Also where it would not be needed: it has to bear the position once everything else that does is deleted.
             write_cursor(self._disk, self._paths, self._numbers.position)
         self._disk.sync_directory(self._paths.wal)
-
-    def _leave_continuable(self) -> None:
-        """Leave an empty log at the right position: a writer that finds none begins at position 0, before the cursor."""
-        if not self._has_empty_log():
-            write_empty_log(self._disk, self._paths, encode_empty_header(self._cfg_hash, self._numbers.position))
-
-    def _has_empty_log(self) -> bool:
-        if not self._disk.exists(self._paths.active):
-            return False
-        try:
-            header = decode_header(read_whole(self._disk, self._paths.active, HEADER_BYTES))
-        except FormatError:
-            return False
-        # One that a clean stop has left bears numbers that the next log gets, too.
-        wanted = (self._numbers.position, self._cfg_hash, None)
-        return (header.position_start, header.cfg_hash, header.identity) == wanted
 
 
 def _used_segments(former: CoreFile | None) -> int:

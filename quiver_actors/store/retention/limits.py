@@ -57,7 +57,7 @@ class NoRoom:
             case Limit.MIN_FREE:
                 return f"the file system has {measured} free, and retention.min_free keeps {limit} of it free"
             case Limit.DISK:
-                return f"the file system is full: {measured} are free"
+                return f"the file system is full, or a quota or the file size limit (ulimit -f) is met: {measured} are free"
             case Limit.SIZE_CAP:
                 return f"the node uses {measured} of retention.size_cap = {limit}"
             case Limit.CAP_SHARE:

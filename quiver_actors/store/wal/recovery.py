@@ -34,6 +34,11 @@ class FoundLog:
     """Where its entries ended when the next log was begun, if that is behind what is left of them; else 0."""
     proven_sequence_end: int = 0
     """The sequence behind its last entry at that time."""
+    found_as: str = ""
+    """Name under which a start has found it, by which an operator knows it."""
+
+    def __post_init__(self) -> None:
+        self.found_as = self.found_as or self.name
 
     @property
     def position_start(self) -> int:

@@ -126,7 +126,8 @@ def test_a_log_that_is_sealed_before_its_check_is_checked_as_a_segment() -> None
     driver = with_bundles(disk)
     rot(disk, driver, 1)
     report(driver, 1)
-    driver.seal()
+    driver.engine.seal_now()
+    driver.commit()
     driver.run_for(30 * SECOND_NS)
     assert announced(driver) == [1]
     assert [name.partition(".qseg")[0] for name in kept(disk)] == ["0" * 16]

@@ -67,6 +67,7 @@ PLACES = {
     "quiver.archive": ("quiver.archive", FileKind.ARCHIVE),
     "quiver.version": ("quiver.version", FileKind.VERSION),
     "quiver.ballast": (f"{ENGINE}/quiver.ballast", FileKind.ZEROES),
+    "quiver.witness": (f"{ENGINE}/quiver.witness", FileKind.EMPTY),
     "segments/<16 digits>.qseg.rescued": (f"{ENGINE}/segments/{SEGMENT_NAME}.rescued", FileKind.SEGMENT),
     "<name>.<n>": (f"{ENGINE}/quarantine/quiver.gaps.exporter.1", FileKind.GAPS),
     "<name>.<start>-<end>.<crc32>.span.<n>": (f"{ENGINE}/quarantine/quiver.wal.40-99.0.span.1", FileKind.UNKNOWN),
@@ -116,6 +117,7 @@ def contents(root: Path) -> dict[str, bytes]:
         "quiver.archive": archive_record(),
         "quiver.version": encode_data_version(),
         "quiver.ballast": bytes(1 << 20),
+        "quiver.witness": b"",
         "segments/<16 digits>.qseg.rescued": segment,
         "<name>.<n>": ledger(),
         "<name>.<start>-<end>.<crc32>.span.<n>": b"a span",
@@ -177,7 +179,7 @@ def test_every_file_of_the_page_is_known_to_inspect(one_of_each: Path, name: str
 
 
 def test_every_kind_has_a_file_on_the_page() -> None:
-    content_only = {FileKind.ARROW, FileKind.EMPTY}
+    content_only = {FileKind.ARROW}
     assert {kind for _, kind in PLACES.values()} == set(FileKind) - content_only
 
 

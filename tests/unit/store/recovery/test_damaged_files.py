@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import UnsupportedVersion
+from quiver_actors.store.files.core_file import decode_core, encode_core
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.staged.keys import PRODUCERS_MAGIC
 from quiver_actors.store.staged.records import JOURNAL_MAGIC, STAGE_MAGIC, encode_frame
@@ -37,6 +39,13 @@ def replace(disk: SimDisk, path: str, change: Callable[[bytes], bytes]) -> bytes
     file.close()
     disk.sync_directory(path.rpartition("/")[0])
     return content
+
+
+def say_that_it_was_stopped(disk: SimDisk) -> None:
+    """Have `quiver.core` say that the last stop was a clean one, so that no log can have been lost."""
+    replace(
+        disk, PATHS.core, lambda content: encode_core(dataclasses.replace(decode_core(content), clean_shutdown=True))
+    )
 
 
 def flipped(content: bytes) -> bytes:

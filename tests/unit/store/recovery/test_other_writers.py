@@ -13,6 +13,7 @@ from tests.disks.crashes import CrashMode
 from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver, numbered_batch
 from tests.support.other_writer import OtherWriter, progress_bytes
+from tests.unit.store.recovery.test_damaged_files import say_that_it_was_stopped
 
 DIRECTORY = "default/core_0"
 PATHS = EnginePaths(DIRECTORY)
@@ -238,6 +239,7 @@ def test_without_a_record_segments_below_a_watermark_count_as_delivered() -> Non
     assert other.seal() == 0
     disk.unlink(PATHS.active)
     disk.unlink(PATHS.foreign)
+    say_that_it_was_stopped(disk)
     assert delivered(disk) == []
 
 

@@ -11,7 +11,7 @@ from tests.disks.crashes import CrashMode
 from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver
 from tests.support.other_writer import OtherWriter
-from tests.unit.store.recovery.test_damaged_files import kept, replace
+from tests.unit.store.recovery.test_damaged_files import kept, replace, say_that_it_was_stopped
 
 PATHS = EnginePaths("default/core_0")
 OLD_PATH, NEW_PATH = PATHS.rotated(7), PATHS.rotated(8)
@@ -135,6 +135,7 @@ def test_an_active_log_of_zeroes_is_replaced_by_one_that_another_writer_goes_on_
     disk, _ = killed()
     put(disk, OLD_PATH, disk.contents()[PATHS.active])
     put(disk, PATHS.active, left)
+    say_that_it_was_stopped(disk)
     assert delivered(disk) == list(range(6))
     assert kept(disk) == []
     left_by_us = disk.crash(CrashMode.KEEP)

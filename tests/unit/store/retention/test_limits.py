@@ -19,7 +19,10 @@ def test_only_what_is_given_out_in_parts_leaves_room_again_without_a_new_measure
     ("met", "says"),
     [
         (NoRoom(Limit.MIN_FREE, 2 * KIB, KIB), "has 1.00 KiB free, and retention.min_free keeps 2.00 KiB"),
-        (NoRoom(Limit.DISK, 0, KIB), "the file system is full: 1.00 KiB are free"),
+        (
+            NoRoom(Limit.DISK, 0, KIB),
+            "the file system is full, or a quota or the file size limit (ulimit -f) is met: 1.00 KiB are free",
+        ),
         (NoRoom(Limit.SIZE_CAP, 2 * KIB, 3 * KIB), "uses 3.00 KiB of retention.size_cap = 2.00 KiB"),
         (NoRoom(Limit.CAP_SHARE, 2 * KIB, 3 * KIB), "uses 3.00 KiB of the 2.00 KiB that retention.cap_share gives"),
         (ROOM, "no limit was met"),
