@@ -149,9 +149,10 @@ def test_commands_work_on_a_directory_that_nobody_has_open(tmp_path: Path) -> No
         assert f"process {os.getpid()}" in held.stderr
     status = run_quiver("status", "--data-dir", path)
     assert (status.returncode, "default" in status.stdout) == (0, True), status.stderr
+    assert status.stdout.startswith("quiver store READY")
     listed = run_quiver("subscribers", "list", "--data-dir", path, "--json")
     assert json.loads(listed.stdout)["subscribers"][0]["subscriber"] == "slow", listed.stderr
-    tail = run_quiver("tail", "default", "--data-dir", path, "--from", "earliest", "--count", "5", "--json")
+    tail = run_quiver("tail", "default", "--data-dir", path, "--json")
     assert len(tail.stdout.splitlines()) == 5, tail.stderr
     out = tmp_path / "out"
     exported = run_quiver("export", "default", "--data-dir", path, "--format", "arrow", "--out", str(out))

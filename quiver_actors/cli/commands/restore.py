@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     from quiver_actors.store.disk.posix import PosixDisk
     from quiver_actors.store.objects.opening import open_store
 
-    with closing(open_store(arguments.archive)) as store:
+    with closing(open_store(arguments.archive, name="--archive")) as store:
         plan = read_plan(store, arguments.node, "")
         if arguments.dry_run:
             _show(arguments, plan, {"dry_run": True, "epoch": plan.owner.epoch}, [], plan.lost_stages)
