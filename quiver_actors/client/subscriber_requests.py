@@ -75,6 +75,8 @@ class SubscriberRequests:
 
     def _checked(self, bundle_id: BundleId) -> BundleId:
         cores = self._channels.directory.cores
+        if not isinstance(bundle_id, BundleId):
+            raise UsageError(f"{bundle_id!r} is no bundle: expected a BundleId, such as `delivery.bundle_id`")
         if bundle_id.topic != self._topic or bundle_id.core not in cores:
             raise UsageError(f"{bundle_id} is not of topic {self._topic!r} and one of the cores {list(cores)}")
         return bundle_id
