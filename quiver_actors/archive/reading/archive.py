@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from quiver_actors.query.snapshot import Snapshot, SnapshotPart
     from quiver_actors.query.span import Span
 
+_URL = "the archive's URL"
+_HAS_NONE = "has no archive: expected the `archive.url` of a node that has archived something"
+
 
 def open_archive(
     url: str,
@@ -85,15 +88,15 @@ def nodes_at(url: str) -> list[str]:
     finally:
         store.close()
     if not found:
-        raise UsageError(f"{url} has no archive")
+        raise UsageError(f"{url} {_HAS_NONE}")
     return found
 
 
 def _opened(url: str, timeout_seconds: float) -> ObjectStore:
-    check_url(url)
+    check_url(url, _URL)
     if url.startswith("file:") and not os.path.isdir(path := unquote(urlsplit(url).path)):
         raise UsageError(f"there is no archive at {url}: {path} is not a directory")
-    return open_store(url, timeout_seconds=timeout_seconds)
+    return open_store(url, timeout_seconds=timeout_seconds, name=_URL)
 
 
 def _chosen(store: ObjectStore, node: str | None) -> str:
@@ -101,7 +104,7 @@ def _chosen(store: ObjectStore, node: str | None) -> str:
         return node
     found = nodes_in(store)
     if len(found) != 1:
-        what = f"has the archives of several nodes ({', '.join(found)}): say which" if found else "has no archive"
+        what = f"has the archives of several nodes ({', '.join(found)}): say which" if found else _HAS_NONE
         raise UsageError(f"{store.url} {what}")
     return found[0]
 
