@@ -52,7 +52,7 @@ class TopicSlots:
             names = sorted(self.table.declared, key=self.table.declared.__getitem__)
             raise UnknownSlot(
                 f"topic {self.topic!r} has the slots {', '.join(names)}, and a batch alone does not say which it is for: "
-                f"push {{{names[0]!r}: batch}}"
+                f"push {{{names[0]!r}: batch}}, or `quiver push --slot {names[0]}`"
             )
         return self.only_slot
 
