@@ -88,9 +88,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def _refuse(self, left: Sequence[str]) -> NoReturn:
         """End with the usage of the command that the words were given to, and the option that was probably meant."""
-        options = [each for action in self._actions for each in action.option_strings]
-        near = difflib.get_close_matches(left[0].partition("=")[0], options, n=1)
-        self.error(f"unrecognized arguments: {' '.join(left)}{f'; did you mean {near[0]}?' if near else ''}")
+        options = {each.lstrip("-"): each for action in self._actions for each in action.option_strings}
+        near = difflib.get_close_matches(left[0].partition("=")[0].lstrip("-"), list(options), n=1)
+        self.error(f"unrecognized arguments: {' '.join(left)}{f'; did you mean {options[near[0]]}?' if near else ''}")
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is None or value in action.choices:

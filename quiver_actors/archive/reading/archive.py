@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import StreamRef
@@ -32,7 +31,7 @@ from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import statistics_in
 from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.store.objects.object_store import ObjectStore
-from quiver_actors.store.objects.opening import TIMEOUT_SECONDS, check_url, open_store
+from quiver_actors.store.objects.opening import TIMEOUT_SECONDS, open_existing
 from quiver_actors.store.segment.ranged import RangedReader
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def open_archive(
         ArchiveError: the store cannot be read.
         FormatError: the manifest is damaged, or newer than this program.
     """
-    store = _opened(url, timeout)
+    store = open_existing(url, timeout_seconds=timeout, name=_URL)
     try:
         contents = NodeContents(store, _chosen(store, node))
         return Archive(store, contents, os.fspath(cache_dir or tempfile.gettempdir()), cache_bytes)
@@ -82,7 +81,7 @@ def nodes_at(url: str) -> list[str]:
         UsageError: none has.
         ConfigError, ArchiveError: as `open_archive`.
     """
-    store = _opened(url, TIMEOUT_SECONDS)
+    store = open_existing(url, name=_URL)
     try:
         found = nodes_in(store)
     finally:
@@ -90,13 +89,6 @@ def nodes_at(url: str) -> list[str]:
     if not found:
         raise UsageError(f"{url} {_HAS_NONE}")
     return found
-
-
-def _opened(url: str, timeout_seconds: float) -> ObjectStore:
-    check_url(url, _URL)
-    if url.startswith("file:") and not os.path.isdir(path := unquote(urlsplit(url).path)):
-        raise UsageError(f"there is no archive at {url}: {path} is not a directory")
-    return open_store(url, timeout_seconds=timeout_seconds, name=_URL)
 
 
 def _chosen(store: ObjectStore, node: str | None) -> str:

@@ -104,13 +104,14 @@ def _settings(arguments: argparse.Namespace) -> NodeSettings:
 
 def _open(arguments: argparse.Namespace) -> tuple[ObjectStore, str]:
     """The store, and the name of the node."""
-    from quiver_actors.store.objects.opening import open_store
+    from quiver_actors.store.objects.opening import open_existing
 
     settings = _settings(arguments)
     url = arguments.archive or settings.archive.url
     if not url:
         raise ConfigError("no archive is named: give --archive URL, or --config of a node with archive.url")
-    return open_store(url), arguments.node or settings.node_name()
+    name = "--archive" if arguments.archive else "archive.url"
+    return open_existing(url, name=name), arguments.node or settings.node_name()
 
 
 def _head(store: ObjectStore, node: str) -> Head:
