@@ -14,7 +14,7 @@ from quiver_actors.base.model import DEFAULT_TOPIC, Receipt
 from quiver_actors.base.protocol.topic_requests import Change, Create, Delete
 from quiver_actors.client.archived import Wanted
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS, Client
-from quiver_actors.client.exchange import Exchange
+from quiver_actors.client.exchange import Exchange, closed_error
 from quiver_actors.client.grouping import Planned
 from quiver_actors.client.producer import with_counts
 from quiver_actors.client.receipts import Receipts
@@ -28,7 +28,7 @@ from quiver_actors.embedded.lane import Lane
 from quiver_actors.embedded.node import EmbeddedNode, with_one_core
 from quiver_actors.embedded.opened import Opening
 from quiver_actors.embedded.push_channel import DirectPushChannel
-from quiver_actors.errors import ClosedError, ConfigError, UsageError
+from quiver_actors.errors import ConfigError, UsageError
 from quiver_actors.shm.counters import RegionSnapshot
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def _status(node: EmbeddedNode) -> NodeStatus:
 
 def _check_open(node: EmbeddedNode) -> None:
     if node.is_closed:
-        raise ClosedError("it was closed: open a new one")
+        raise closed_error()
 
 
 def _change_topics(
