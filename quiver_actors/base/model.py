@@ -159,8 +159,8 @@ class SlotTable:
         if self.declared:
             return f"expected one of {sorted(self.declared)}, or a slot id"
         return (
-            "it has none of its own, so expected a batch alone, a slot id, or a name of OTAP such as 'logs'; a topic gets names when it "
-            f"is created, as by `quiver topics create NAME slots={slot}=0`"
+            "it has none of its own, so expected a slot id (0 is that of a batch alone), or a name of OTAP such as 'logs'; a topic gets "
+            f"names when it is created, as by `quiver topics create NAME slots={slot}=0`"
         )
 
     def name_of(self, slot_id: int) -> str | None:

@@ -25,6 +25,14 @@ class SegmentPart(NamedTuple):
     end: int
 
 
+def check_bundle_id(given: object) -> None:
+    """Raise UsageError: it is not the id of a bundle."""
+    if not isinstance(given, BundleId):
+        raise UsageError(
+            f"{given!r} is no bundle: expected a BundleId, such as `delivery.bundle_id` or `receipt.bundle_id`"
+        )
+
+
 def check_bounds(topic: str, core: int, *bounds: BundleId | None) -> None:
     """Check the ends of a range of stored bundles. Raises UsageError: one is no bundle id, or one of another topic or core."""
     for bound in bounds:

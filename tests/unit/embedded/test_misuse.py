@@ -33,7 +33,7 @@ WRONG_CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda store: store.push({"delay": [3]}),
         r"to push columns, write pa.record_batch\(\{'delay': ...\}\)",
     ),
-    "a slot": (lambda store: store.push({"delays": numbered(1)}), "a topic gets names when it is created"),
+    "a slot": (lambda store: store.push({"delays": numbered(1)}), "a topic gets names when it is created, as by"),
     "create_topic": (lambda store: store.create_topic(3), "topic id 3 is not allowed"),
     "set_topic": (lambda store: store.set_topic("default", "priority=1"), "expected them by key"),
     "read": (
@@ -44,6 +44,7 @@ WRONG_CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda store: store.read("default", 0, end=BundleId("other", 0, 0, 0)),
         "is not of topic 'default'",
     ),
+    "claim": (lambda store: store.subscribe("s").claim(3), "3 is no bundle: expected a BundleId"),
     "subscribe": (lambda store: store.subscribe("s", columns="delay"), "columns='delay' is not possible"),
 }
 
