@@ -78,6 +78,8 @@ class TopicCommands:
             ConfigError: a setting is not possible, cannot be changed, or is said by the node's configuration.
             NotRunning, WorkerUnavailable: as `create_topic`.
         """
+        if isinstance(unset, str):
+            raise UsageError(f"unset={unset!r} is one key: expected a list of keys")
         self._change_topics(Change(topic=check_id("topic", topic), values=_values(settings), unset=list(unset)))
 
     def delete_topic(self, topic: str) -> None:

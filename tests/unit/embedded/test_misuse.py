@@ -36,6 +36,7 @@ WRONG_CALLS: dict[str, tuple[Callable[[Any], object], str]] = {
     "a slot": (lambda store: store.push({"delays": numbered(1)}), "a topic gets names when it is created, as by"),
     "create_topic": (lambda store: store.create_topic(3), "topic id 3 is not allowed"),
     "set_topic": (lambda store: store.set_topic("default", "priority=1"), "expected them by key"),
+    "unset": (lambda store: store.set_topic("default", {}, unset="priority"), "unset='priority' is one key"),
     "read": (
         lambda store: store.read("default", 0, start="yesterday"),
         "cannot begin or end at 'yesterday': expected a BundleId",
