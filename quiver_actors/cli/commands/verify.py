@@ -86,10 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_is_ours(path: str, findings: list[Finding], totals: Totals) -> None:
     """Refuse a directory in which there was nothing to verify: a wrong path must not look like a store without damage."""
     from quiver_actors.store.files.data_version import VERSION_FILE
-    from quiver_actors.store.inspection.findings import has_damage
 
-    found = totals.engines + totals.segments + totals.entries + totals.subscribers
-    if not found and not has_damage(findings) and not os.path.exists(os.path.join(path, VERSION_FILE)):
+    unknown = sum(finding.code == "file.unknown" for finding in findings)
+    if not totals.engines and unknown == totals.files and not os.path.exists(os.path.join(path, VERSION_FILE)):
         raise UsageError(
             f"nothing of Quiver is in {path} ({counted(totals.files, 'file')}): name a data directory, which has a file {VERSION_FILE}, "
             "or a part of one"
