@@ -86,11 +86,6 @@ def test_a_word_too_many_and_an_unknown_option_are_refused(capsys: pytest.Captur
     assert "did you mean --until-idle?" in told
 
 
-def test_a_command_that_has_a_directory_open_does_not_wait_for_pushes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tail", "t", "--data-dir", "nowhere", "--from", "latest"]) == 2
-    assert "nothing comes into a directory that this command has open" in capsys.readouterr().err
-
-
 def test_durations_are_seconds_or_carry_a_unit() -> None:
     assert duration_ns("10") == duration_ns("10s") == 10_000_000_000
     assert duration_ns("0") == 0
