@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import weakref
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,19 +20,14 @@ from quiver_actors.aio.subscription import AnySubscription
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, BundleId, Receipt
 from quiver_actors.base.protocol.messages import SegmentInfo, SubscriberInfo
-from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, check_until, flushed_through
-from quiver_actors.client.archived_reads import ArchivedReads
-from quiver_actors.client.channels import ChannelSet
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS
+from quiver_actors.client.client_base import ClientBase
 from quiver_actors.client.keyed import pushing_keyed
 from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
-from quiver_actors.client.pickling import refuse_pickle
-from quiver_actors.client.producer import Producer, with_counts
-from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.producer import with_counts
 from quiver_actors.client.receipts import Receipts
-from quiver_actors.client.requests import Requests
 from quiver_actors.client.schemas import HeldSchema
 from quiver_actors.client.segments import ReadableSegments, reader_of
 from quiver_actors.client.slots import Bundle
@@ -61,31 +55,12 @@ def connect(
     return Client(directory, timeout=timeout, verify_checksums=verify_checksums)
 
 
-class Client(ReadingClient, SubscribingClient, QueryingClient, ArchiveWaiting):
+class Client(ClientBase[LoopExchange], ReadingClient, SubscribingClient, QueryingClient, ArchiveWaiting):
     """See `connect`. An asynchronous context manager; `close` is idempotent."""
 
-    _channel_kind: type[PushChannel] = PushChannel
-
     def __init__(self, directory: WorkerDirectory, *, timeout: float, verify_checksums: bool = True) -> None:
-        self._directory = directory
-        self._timeout_seconds = timeout
-        self._verifies_checksums = verify_checksums
-        self._name = os.path.basename(sys.argv[0] or "python") if sys.argv else "python"
-        self._exchange = self._new_exchange()
-        kind, shared, name = self._channel_kind, (self._exchange, directory), self._name
-        self._channels = ChannelSet(self._exchange, directory, lambda core: kind(*shared, core, name))
-        self._producer = Producer(self._channels)
-        self._requests = Requests(self._channels, timeout)
-        self._archived = ArchivedReads(ArchiveDoor(directory))
+        super().__init__(directory, timeout=timeout, verify_checksums=verify_checksums)
         self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
-
-    @property
-    def run_dir(self) -> str:
-        """Path of the node's run directory, which holds its sockets."""
-        return self._directory.run_dir
-
-    def __reduce__(self) -> NoReturn:
-        refuse_pickle(self.run_dir)
 
     async def push(
         self,
@@ -288,9 +263,6 @@ class Client(ReadingClient, SubscribingClient, QueryingClient, ArchiveWaiting):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        return f"<Client run_dir={self.run_dir} {'closed' if self._exchange.is_closed else 'open'}>"
 
     def _new_exchange(self) -> LoopExchange:
         return LoopExchange()

@@ -15,7 +15,7 @@ from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.projection import Asked
-from quiver_actors.client.ranges import SegmentPart, parts_of
+from quiver_actors.client.ranges import SegmentPart, check_bounds, parts_of
 from quiver_actors.client.requests import OnDisk, Requests, WantedRange
 from quiver_actors.client.retired import nothing_on_disk, retired_or_raise
 from quiver_actors.client.segments import BundleReader, MappedSegment
@@ -70,6 +70,7 @@ class ReadingClient:
 
         The range is fixed and checked when the first bundle is asked for.
         """
+        check_bounds(topic, core, start, end)
         found = await self._on_disk(topic, core, Asked.parse(slots, columns))
         found.check_end(end)
         asked = (topic, core, start, found.segments, found.incarnation)

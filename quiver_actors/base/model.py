@@ -149,15 +149,21 @@ class SlotTable:
         if isinstance(slot, str):
             found = self._ids.get(slot)
             if found is None:
-                raise UnknownSlot(
-                    f"slot name {slot!r} is not in the topic's slot table: expected one of {sorted(self._ids)}, or a slot id"
-                )
+                raise UnknownSlot(f"slot name {slot!r} is not in the topic's slot table: {self._expected_names(slot)}")
             return found
         if isinstance(slot, bool) or not isinstance(slot, int) or not 0 <= slot < SLOTS_MAX:
             raise UnknownSlot(f"slot id {slot!r} is outside 0..{SLOTS_MAX - 1}")
         if self.declared and slot not in self._names and slot != ENVELOPE_SLOT:
             raise UnknownSlot(f"slot id {slot} is not in the topic's slot table: expected one of {sorted(self._names)}")
         return slot
+
+    def _expected_names(self, slot: str) -> str:
+        if self.declared:
+            return f"expected one of {sorted(self.declared)}, or a slot id"
+        return (
+            "it has none of its own, so expected a slot id (0 is that of a batch alone), or a name of OTAP such as 'logs'; a topic gets "
+            f"names when it is created, as by `quiver topics create NAME slots={slot}=0`"
+        )
 
     def name_of(self, slot_id: int) -> str | None:
         """The declared name of a slot id, None where the topic declares no table or no such slot."""

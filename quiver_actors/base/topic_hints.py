@@ -15,7 +15,11 @@ _IS_UNKNOWN = "does not exist on this node"
 def unknown_topic(topic: str, known: Iterable[str]) -> UnknownTopic:
     """The error for a topic that is not among the `known` ones: it names the one that was probably meant, else the first of them."""
     names = sorted(known)
-    near = difflib.get_close_matches(topic, names, n=1) if len(topic) <= _NAME_CHARACTERS_MAX else []
+    near = (
+        difflib.get_close_matches(topic, names, n=1)
+        if isinstance(topic, str) and len(topic) <= _NAME_CHARACTERS_MAX
+        else []
+    )
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     its_topics = f"its topics are {', '.join(names[:_NAMES_SHOWN]) or 'none'}{more}"
     hint = f"did you mean {near[0]!r}?" if near else its_topics

@@ -13,6 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from quiver_actors import __version__
 from quiver_actors.cli.examples import add_examples
@@ -81,7 +82,15 @@ class CommandParser(argparse.ArgumentParser):
         if lists and left and not any(word.startswith("-") for word in left):
             setattr(found, lists[0], [*getattr(found, lists[0]), *left])
             left = []
+        if left:
+            self._refuse(left)
         return found, left
+
+    def _refuse(self, left: Sequence[str]) -> NoReturn:
+        """End with the usage of the command that the words were given to, and the option that was probably meant."""
+        options = {each.lstrip("-"): each for action in self._actions for each in action.option_strings}
+        near = difflib.get_close_matches(left[0].partition("=")[0].lstrip("-"), list(options), n=1)
+        self.error(f"unrecognized arguments: {' '.join(left)}{f'; did you mean {options[near[0]]}?' if near else ''}")
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is None or value in action.choices:

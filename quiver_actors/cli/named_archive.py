@@ -21,14 +21,15 @@ def named_settings(arguments: argparse.Namespace) -> NodeSettings:
 
 
 def open_named(arguments: argparse.Namespace) -> tuple[ObjectStore, str]:
-    """The store, and the name of the node. Raises ConfigError, ArchiveRefused."""
-    from quiver_actors.store.objects.opening import open_store
+    """The store, and the name of the node. Raises ConfigError, ArchiveRefused, UsageError."""
+    from quiver_actors.store.objects.opening import open_existing
 
     settings = named_settings(arguments)
     url = arguments.archive or settings.archive.url
     if not url:
         raise ConfigError("no archive is named: give --archive URL, or --config of a node with archive.url")
-    return open_store(url), arguments.node or settings.node_name()
+    name = "--archive" if arguments.archive else "archive.url"
+    return open_existing(url, name=name), arguments.node or settings.node_name()
 
 
 def named_head(store: ObjectStore, node: str) -> Head:

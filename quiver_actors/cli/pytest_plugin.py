@@ -7,6 +7,7 @@ def test_my_writer(quiver_store):
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from quiver_actors.embedded import Store
 
 _STOP_SECONDS = 60.0
+_NODE_OF_TEST = """\
+import ctypes, signal, sys
+from quiver_actors.cli.main import main
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: a pytest that is killed leaves no node behind
+sys.exit(main())
+"""
 
 
 class QuiverNode(NamedTuple):
@@ -47,15 +54,21 @@ def quiver_store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def quiver_node() -> Iterator[QuiverNode]:
-    """An empty node with one worker in processes of its own, which is stopped after the test."""
+def quiver_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[QuiverNode]:
+    """An empty node with one worker in processes of its own, which is stopped after the test. `quiver_actors.connect()` finds it.
+
+    It takes no settings from the environment of the tests: these may be those of a real node.
+    """
     # Not below tmp_path, whose paths may be too long for a socket's address.
     base = tempfile.mkdtemp(prefix="quiver-")
     node = QuiverNode(f"{base}/run", f"{base}/data")
-    command = [sys.executable, "-m", "quiver_actors.cli.main", "up", "--cores", "1"]
+    # -P: modules of the tests' directory are not taken for those of Python.
+    command = [sys.executable, "-P", "-c", _NODE_OF_TEST, "up", "--cores", "1"]
     command += ["--data-dir", node.data_dir, "--run-dir", node.run_dir]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIVER_")}
+    monkeypatch.setenv("QUIVER_RUN_DIR", node.run_dir)
     try:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             try:
                 assert process.stdout is not None
                 line = process.stdout.readline()

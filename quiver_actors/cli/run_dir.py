@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from quiver_actors.base.default_run_dir import default_run_dir
-from quiver_actors.errors import NotRunning, UsageError
+from quiver_actors.errors import AlreadyRunning, NotRunning, UsageError
 from quiver_actors.store.files.data_version import VERSION_FILE
 from quiver_actors.supervisor import control
 
@@ -41,7 +41,12 @@ def open_data_dir(path: str, **options: Any) -> Store:
         )
     from quiver_actors.embedded import open as open_store
 
-    return open_store(path, **options)
+    try:
+        return open_store(path, **options)
+    except AlreadyRunning as error:
+        raise AlreadyRunning(
+            f"{error}. If that is a node, ask it: without --data-dir, and with its --run-dir"
+        ) from error
 
 
 def find_run_dir(arguments: argparse.Namespace) -> str:

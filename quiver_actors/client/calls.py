@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from quiver_actors.base.error_codes import error_classes
+from quiver_actors.base.protocol.framing import check_request
 from quiver_actors.base.protocol.messages import (
     ArenaAttached,
     Decided,
@@ -112,11 +113,14 @@ class PendingCalls:
         return len(self._calls)
 
     def begin(self, call: Call) -> Message:
-        """Enter a call, and return its request."""
-        call.tag = self.next_tag()
-        self._calls[call.tag] = call
-        call.request = call.make(call.tag)
-        return call.request
+        """Enter a call, and return its request. Raises UsageError: the caller gave something that no request can carry."""
+        tag = self.next_tag()
+        request = call.make(tag)
+        if call.request is None:
+            check_request(request)
+        call.tag, call.request = tag, request
+        self._calls[tag] = call
+        return request
 
     def take(self, tag: int) -> Call | None:
         """Take out the call that an answer belongs to; None: no call waits for it."""

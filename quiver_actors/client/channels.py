@@ -14,10 +14,10 @@ from typing import Generic, NoReturn, TypeVar
 from quiver_actors.base.protocol.messages import ListTopics
 from quiver_actors.client.calls import Call
 from quiver_actors.client.channel import Channel
-from quiver_actors.client.exchange import FOREVER_NS, Exchange, Flow, deadline_after
+from quiver_actors.client.exchange import FOREVER_NS, Exchange, Flow, closed_error, deadline_after
 from quiver_actors.client.node_view import WorkerDirectory
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import ClosedError, NotRunning, QuiverError, QuotaExceeded, UnknownCore, WorkerUnavailable
+from quiver_actors.errors import NotRunning, QuiverError, QuotaExceeded, UnknownCore, WorkerUnavailable
 
 C = TypeVar("C", bound=Channel)
 
@@ -195,7 +195,7 @@ class ChannelSet(Generic[C]):
 
 
 def _refuse_closed(core: int) -> NoReturn:
-    raise ClosedError("it was closed: open a new one")
+    raise closed_error()
 
 
 def unavailable_error(channel: Channel, timeout_seconds: float | None) -> QuiverError:

@@ -8,29 +8,22 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import weakref
 from collections.abc import Iterable
 from types import TracebackType
-from typing import NoReturn
 
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, Receipt
-from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived import ARCHIVE_TIMEOUT_SECONDS, ArchiveWaiting, check_until, flushed_through
-from quiver_actors.client.archived_reads import ArchivedReads
-from quiver_actors.client.channels import ChannelSet
+from quiver_actors.client.client_base import ClientBase
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.keyed import pushing_keyed
 from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.node_view import NodeDirectory, WorkerDirectory
-from quiver_actors.client.pickling import refuse_pickle
-from quiver_actors.client.producer import Producer, with_counts
-from quiver_actors.client.push_channel import PushChannel
+from quiver_actors.client.producer import with_counts
 from quiver_actors.client.querying import QueryingClient
 from quiver_actors.client.reading import ReadingClient
 from quiver_actors.client.receipts import Receipts
-from quiver_actors.client.requests import Requests
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.staging import StagingClient
 from quiver_actors.client.subscriber_commands import SubscriberCommands
@@ -70,6 +63,7 @@ def connect(
 
 
 class Client(
+    ClientBase[Exchange],
     SubscribingClient,
     StagingClient,
     ReadingClient,
@@ -80,32 +74,11 @@ class Client(
 ):
     """See `connect`. A context manager; `close` is idempotent."""
 
-    _channel_kind: type[PushChannel] = PushChannel
-
     def __init__(
         self, directory: WorkerDirectory, *, timeout: float, verify_checksums: bool = True, name: str | None = None
     ) -> None:
-        """`name`: what its connections call themselves; None: the program's name."""
-        self._directory = directory
-        self._timeout_seconds = timeout
-        self._verifies_checksums = verify_checksums
-        self._name = name or (os.path.basename(sys.argv[0] or "python") if sys.argv else "python")
-        self._exchange = self._new_exchange()
-        kind, shared, name = self._channel_kind, (self._exchange, directory), self._name
-        # Without this client, which so is in no circle, and is let go of with its last reference.
-        self._channels = ChannelSet(self._exchange, directory, lambda core: kind(*shared, core, name))
-        self._producer = Producer(self._channels)
-        self._requests = Requests(self._channels, timeout)
-        self._archived = ArchivedReads(ArchiveDoor(directory))
+        super().__init__(directory, timeout=timeout, verify_checksums=verify_checksums, name=name)
         self._subscriptions: weakref.WeakSet[AnySubscription] = weakref.WeakSet()
-
-    @property
-    def run_dir(self) -> str:
-        """Absolute or given path of the node's run directory, which holds its sockets."""
-        return self._directory.run_dir
-
-    def __reduce__(self) -> NoReturn:
-        refuse_pickle(self.run_dir)
 
     @property
     def _trusted_uid(self) -> int | None:
@@ -295,9 +268,6 @@ class Client(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"<Client run_dir={self.run_dir} {'closed' if self._exchange.is_closed else 'open'}>"
 
     # --- private -------------------------------------------------------------------------------------------------------------
 

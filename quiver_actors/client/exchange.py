@@ -144,7 +144,7 @@ class Exchange:
             ClosedError: `close` has been called.
         """
         if self.is_closed:
-            raise ClosedError("it was closed: open a new one")
+            raise closed_error()
 
     def watch(self, fd: int, watched: Watched) -> None:
         """Read a descriptor whenever epoll reports it; the caller keeps owning the descriptor."""
@@ -349,6 +349,11 @@ class Exchange:
         self._renew()
         for each in watched:
             each.abandon()
+
+
+def closed_error() -> ClosedError:
+    """Return the error for a call of something that was closed."""
+    return ClosedError("this client, store or subscription was closed: open a new one")
 
 
 def seconds_until(deadline_ns: int) -> float | None:

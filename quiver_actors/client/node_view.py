@@ -18,6 +18,7 @@ from quiver_actors.base.protocol.archive_messages import ARCHIVE_SOCKET
 from quiver_actors.base.trust import check_peer, named_users, trusted_directory
 from quiver_actors.client.connection import Connection, WorkerConnection
 from quiver_actors.errors import NotRunning, UnknownCore
+from quiver_actors.store.files.data_version import VERSION_FILE
 
 NODE_FILE = "node.json"
 NODE_VERSION = 1
@@ -245,8 +246,7 @@ def read_node_view(run_dir: str, named: frozenset[int]) -> tuple[NodeView, froze
             content = file.read()
     except OSError as error:
         raise NotRunning(
-            f"no node is running in {run_dir}: {path} cannot be read ({error.strerror}); start one with "
-            f"`quiver up --run-dir {run_dir}`, or name another run directory"
+            f"no node is running in {run_dir}: {path} cannot be read ({error.strerror}); {_advice(run_dir)}"
         ) from error
     try:
         view = msgspec.json.decode(content, type=NodeView)
@@ -258,6 +258,15 @@ def read_node_view(run_dir: str, named: frozenset[int]) -> tuple[NodeView, froze
             "least one worker; the client and the node need the same version of quiver-actors"
         )
     return view, directory.peers
+
+
+def _advice(run_dir: str) -> str:
+    """What to do where no node is found, by what the place is instead of a run directory."""
+    if ":/" in run_dir:  # a URL as an absolute path
+        return "a node on another host is reached with quiver_actors.connect_remote(url)"
+    if os.path.exists(os.path.join(run_dir, VERSION_FILE)):
+        return "it is a data directory: name the run directory of its node, or open it without a node by quiver_actors.open(path)"
+    return f"start one with `quiver up --run-dir {run_dir}`, or name another run directory"
 
 
 def _core_of(entry: CoreEntry) -> Any:

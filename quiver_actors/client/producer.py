@@ -136,6 +136,10 @@ class Producer:
         if key is None:
             # By process id, so that forked workers, which have neighbouring ids and inherit the rest, spread over the cores.
             return cores[(os.getpid() + self._turn) % len(cores)]
+        if not isinstance(key, str | bytes | bytearray | memoryview):
+            raise UsageError(
+                f"key={key!r} is not possible: expected a text or bytes; bundles with equal keys stay in order"
+            )
         key_bytes = key.encode() if isinstance(key, str) else key
         return cores[place_of(key_bytes, len(cores))]
 

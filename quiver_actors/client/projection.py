@@ -65,6 +65,10 @@ class Asked(NamedTuple):
         Raises:
             UsageError: one string where several are expected, or nothing at all.
         """
+        if columns is not None and not isinstance(columns, Mapping):
+            raise UsageError(
+                f"columns={columns!r} is not possible: expected names of columns by slot, such as {{0: ['delay']}}"
+            )
         for value in (slots, *(columns or {}).values()):
             if isinstance(value, str):
                 raise UsageError(f"{value!r} is one name: expected a list of names")

@@ -25,6 +25,28 @@ class SegmentPart(NamedTuple):
     end: int
 
 
+def check_bundle_id(given: object) -> None:
+    """Raise UsageError: it is not the id of a bundle."""
+    if not isinstance(given, BundleId):
+        raise UsageError(
+            f"{given!r} is no bundle: expected a BundleId, such as `delivery.bundle_id` or `receipt.bundle_id`"
+        )
+
+
+def check_bounds(topic: str, core: int, *bounds: BundleId | None) -> None:
+    """Check the ends of a range of stored bundles. Raises UsageError: one is no bundle id, or one of another topic or core."""
+    for bound in bounds:
+        if bound is None:
+            continue
+        if not isinstance(bound, BundleId):
+            raise UsageError(
+                f"a range cannot begin or end at {bound!r}: expected a BundleId, such as `receipt.bundle_id`, or None; `subscribe` and "
+                "`dataset` take times"
+            )
+        if (bound.topic, bound.core) != (topic, core):
+            raise UsageError(f"{bound} is not of topic {topic!r} and core {core}")
+
+
 def parts_of(
     segments: Sequence[SegmentInfo],
     start: BundleId | None,
@@ -39,12 +61,10 @@ def parts_of(
         known_through: all segments up to this number that there ever were are among `segments`.
 
     Raises:
-        UsageError: a bound is of another topic or core.
+        UsageError: as `check_bounds`.
         NotStored: a bundle of the range is not stored any more, or cannot be read yet.
     """
-    for bound in (start, end):
-        if bound is not None and (bound.topic, bound.core) != (topic, core):
-            raise UsageError(f"{bound} is not of topic {topic!r} and core {core}")
+    check_bounds(topic, core, start, end)
     stored = {info.segment_seq: info for info in sorted(segments, key=_segment_seq_of)}
     first_seq, first_index = (min(stored, default=0), 0) if start is None else start[2:]
     if end is None:

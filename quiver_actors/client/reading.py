@@ -16,7 +16,7 @@ from quiver_actors.client.archived_reads import ArchivedReads, ArchivedStream
 from quiver_actors.client.bundle import StoredBundle
 from quiver_actors.client.exchange import Exchange
 from quiver_actors.client.projection import EVERYTHING, Asked, Projection
-from quiver_actors.client.ranges import SegmentPart, parts_of
+from quiver_actors.client.ranges import SegmentPart, check_bounds, parts_of
 from quiver_actors.client.requests import OnDisk, Requests, WantedRange
 from quiver_actors.client.retired import nothing_on_disk, retired_or_raise
 from quiver_actors.client.schemas import HeldSchema
@@ -202,6 +202,7 @@ class ReadingClient:
             StorageUnavailable: there is no `end`, and something acknowledged could not be read for seconds; the message says why.
             UnknownTopic, UnknownSlot, UsageError, WorkerUnavailable: see `quiver_actors.errors`.
         """
+        check_bounds(topic, core, start, end)
         found = self._on_disk(topic, core, Asked.parse(slots, columns))
         found.check_end(end)
         archived = self._archived.before(topic, core, start, found.segments, found.incarnation, end=end)

@@ -6,6 +6,7 @@ where several chunks have to become one batch.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -17,6 +18,9 @@ from quiver_actors.base.protocol.messages import TopicInfo
 from quiver_actors.client.tabular import Batch, batch_of, is_rows, type_name
 from quiver_actors.errors import InvalidBundle, UnknownSlot
 from quiver_actors.store.staged.keys import without_key
+
+_VALUES = (str, bytes, int, float, datetime.date, type(None))
+"""Types of one value of a row."""
 
 Bundle: TypeAlias = "Batch | Mapping[str | int, Batch]"
 
@@ -48,7 +52,7 @@ class TopicSlots:
             names = sorted(self.table.declared, key=self.table.declared.__getitem__)
             raise UnknownSlot(
                 f"topic {self.topic!r} has the slots {', '.join(names)}, and a batch alone does not say which it is for: "
-                f"push {{{names[0]!r}: batch}}"
+                f"push {{{names[0]!r}: batch}}, or `quiver push --slot {names[0]}`"
             )
         return self.only_slot
 
@@ -114,9 +118,15 @@ def _drop_key(batches: dict[int, pa.RecordBatch]) -> None:
 
 def _columns_for_slots(bundle: Mapping[str | int, object]) -> str:
     names = ", ".join(f"{name!r}: ..." for name in list(bundle)[:3])
+    slot, content = next((slot, content) for slot, content in bundle.items() if _is_column(content))
+    how = (
+        f"a row, write [{{{names}}}]"
+        if isinstance(content, _VALUES)
+        else f"columns, write pa.record_batch({{{names}}})"
+    )
     return (
-        f"the mapping's value for {next(iter(bundle))!r} is a {type_name(next(iter(bundle.values())))}, but the keys of a bundle are "
-        f"slots and its values batches: to push columns, write pa.record_batch({{{names}}})"
+        f"the mapping's value for {slot!r} is a {type_name(content)}, but the keys of a bundle are slots and its values batches: "
+        f"to push {how}"
     )
 
 
@@ -128,10 +138,10 @@ def _batch_of(slot: str | int, content: object) -> pa.RecordBatch:
 
 
 def _is_column(content: object) -> bool:
-    """Whether it shows that a mapping of columns was meant as a bundle: a list, an array, or a series of any library."""
+    """Whether it shows that a mapping of columns was meant as a bundle, or one row: a list, an array, a series of any library; a value."""
     if isinstance(content, (list, tuple)):
         return not is_rows(content)
-    return isinstance(content, (pa.Array, pa.ChunkedArray)) or hasattr(content, "dtype")
+    return isinstance(content, (pa.Array, pa.ChunkedArray, *_VALUES)) or hasattr(content, "dtype")
 
 
 def _slot_id_of(item: tuple[int, pa.RecordBatch]) -> int:

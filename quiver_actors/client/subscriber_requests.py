@@ -11,6 +11,7 @@ from quiver_actors.client.calls import Call
 from quiver_actors.client.channels import raise_refusals
 from quiver_actors.client.exchange import Flow
 from quiver_actors.client.grants import Parcel
+from quiver_actors.client.ranges import check_bundle_id
 from quiver_actors.client.resolutions import Resolutions
 from quiver_actors.client.subscribe_request import SubscribeRequest
 from quiver_actors.client.subscriber_channels import SubscriberChannels
@@ -75,6 +76,7 @@ class SubscriberRequests:
 
     def _checked(self, bundle_id: BundleId) -> BundleId:
         cores = self._channels.directory.cores
+        check_bundle_id(bundle_id)
         if bundle_id.topic != self._topic or bundle_id.core not in cores:
             raise UsageError(f"{bundle_id} is not of topic {self._topic!r} and one of the cores {list(cores)}")
         return bundle_id

@@ -81,7 +81,13 @@ def bundles_of(bundles: Iterable[Any]) -> Iterable[Any]:
     Raises:
         InvalidBundle: it gives no batches with named columns.
     """
-    if isinstance(bundles, (list, tuple)) or not hasattr(bundles, "__arrow_c_stream__"):
+    if isinstance(bundles, (list, tuple)):
+        return bundles
+    if not hasattr(bundles, "__arrow_c_stream__"):
+        if not isinstance(bundles, Iterable):
+            raise InvalidBundle(
+                f"cannot push the bundles of a {type_name(bundles)}: expected a list or another iterable of bundles"
+            )
         return bundles
     if _is_frame_of_pandas(bundles):
         return [batch_of(bundles)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from quiver_actors.base.model import check_id
 from quiver_actors.base.protocol.topic_requests import Change, Create, Delete, ask, until_applied
 from quiver_actors.errors import TopicExists, UsageError
 
@@ -62,7 +63,9 @@ class TopicCommands:
                 "docs/configuration.md lists the keys"
             )
         try:
-            self._change_topics(Create(topic=topic, values=dict(settings or {})))
+            self._change_topics(
+                Create(topic=check_id("topic", topic), values=_values({} if settings is None else settings))
+            )
         except TopicExists:
             if not if_missing:
                 raise
@@ -75,7 +78,9 @@ class TopicCommands:
             ConfigError: a setting is not possible, cannot be changed, or is said by the node's configuration.
             NotRunning, WorkerUnavailable: as `create_topic`.
         """
-        self._change_topics(Change(topic=topic, values=dict(settings), unset=list(unset)))
+        if isinstance(unset, str):
+            raise UsageError(f"unset={unset!r} is one key: expected a list of keys")
+        self._change_topics(Change(topic=check_id("topic", topic), values=_values(settings), unset=list(unset)))
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic with all its bundles and subscribers; its name is free when this returns. Whoever still uses it is told
@@ -86,12 +91,21 @@ class TopicCommands:
             UsageError: it is the default topic, or one of the node's configuration.
             NotRunning, WorkerUnavailable: as `create_topic`.
         """
-        self._change_topics(Delete(topic=topic), gone=topic)
+        self._change_topics(Delete(topic=check_id("topic", topic)), gone=topic)
 
     def _change_topics(self, request: Create | Change | Delete, gone: str = "") -> None:
         trusted_uid = self._trusted_uid
         reply = ask(self.run_dir, request, self._timeout_seconds, trusted_uid=trusted_uid)
         until_applied(self.run_dir, reply, self._timeout_seconds, gone, trusted_uid=trusted_uid)
+
+
+def _values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise UsageError(
+            f"settings {settings!r} are not possible: expected them by key, such as {{'segment.target_size': '8MiB'}}; "
+            "docs/configuration.md lists the keys"
+        )
+    return dict(settings)
 
 
 class TopicCommandsOf(TopicCommands):

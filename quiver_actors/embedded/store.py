@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from quiver_actors.base.config.reading import resolve
+from quiver_actors.base.config.reading import check_settings, resolve
 from quiver_actors.base.envelope import TraceContext
 from quiver_actors.base.model import DEFAULT_TOPIC, Receipt
 from quiver_actors.base.protocol.topic_requests import Change, Create, Delete
 from quiver_actors.client.archived import Wanted
 from quiver_actors.client.client import PUSH_TIMEOUT_SECONDS, Client
-from quiver_actors.client.exchange import Exchange
+from quiver_actors.client.exchange import Exchange, closed_error
 from quiver_actors.client.grouping import Planned
 from quiver_actors.client.producer import with_counts
 from quiver_actors.client.receipts import Receipts
@@ -28,7 +28,7 @@ from quiver_actors.embedded.lane import Lane
 from quiver_actors.embedded.node import EmbeddedNode, with_one_core
 from quiver_actors.embedded.opened import Opening
 from quiver_actors.embedded.push_channel import DirectPushChannel
-from quiver_actors.errors import ClosedError, UsageError
+from quiver_actors.errors import ConfigError, UsageError
 from quiver_actors.shm.counters import RegionSnapshot
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def open(
 
     Raises:
         AlreadyRunning: a node or a store has it open; names the process.
-        ConfigError: a setting is wrong, or others could tamper with the directory.
+        ConfigError: the path names no directory, a setting is wrong, or others could tamper with the directory.
         UnsupportedVersion, FormatError, DiskError, StorageFull: the directory cannot be opened; nothing is lost by that.
     """
     opening = opening_of(path, settings, config)
@@ -74,8 +74,15 @@ def opening_of(
     path: str | os.PathLike[str], settings: Mapping[str, Any] | None, config: str | os.PathLike[str] | None
 ) -> Opening:
     """Return what opens the directory alone. Arguments as of `open`. Raises ConfigError."""
-    data_dir = os.path.abspath(os.fspath(path))
-    resolved = resolve(None if config is None else os.fspath(config), None, {}, settings)
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ConfigError(
+            f"settings {settings!r} are not possible: expected them by key, such as {{'retention.size_cap': '1GiB'}}"
+        )
+    resolved = with_one_core(
+        resolve(None if config is None else os.fspath(config), None, {}, settings), os.fspath(path)
+    )
+    check_settings(resolved.settings)
+    data_dir = os.path.abspath(path)
     return Opening(data_dir, lambda: EmbeddedNode(with_one_core(resolved, data_dir)))
 
 
@@ -260,7 +267,7 @@ def _status(node: EmbeddedNode) -> NodeStatus:
 
 def _check_open(node: EmbeddedNode) -> None:
     if node.is_closed:
-        raise ClosedError("it was closed: open a new one")
+        raise closed_error()
 
 
 def _change_topics(

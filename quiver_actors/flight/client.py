@@ -26,6 +26,7 @@ from quiver_actors.client.durations import nanoseconds
 from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.producer import with_counts
 from quiver_actors.client.push_options import PushOptions
+from quiver_actors.client.ranges import check_bundle_id
 from quiver_actors.client.slots import Bundle
 from quiver_actors.client.subscribe_request import Gaps, SubscribeOptions
 from quiver_actors.errors import ConfigError, ProtocolError, UsageError
@@ -198,6 +199,7 @@ class RemoteClient(RemoteReading):
 
     def ack_through(self, bundle_id: BundleId, *, subscriber: str) -> None:
         """Resolve everything of the core up to and including a bundle for a subscriber. Raises as `Client.ack_through`."""
+        check_bundle_id(bundle_id)
         request = Acknowledge(bundle_id.topic, subscriber, *bundle_id[1:])
         self._connection.ask(request, Done, self._timeout_seconds, is_retried=True)
 

@@ -14,9 +14,9 @@ from quiver_actors.base.topic_hints import unknown_topic
 from quiver_actors.client import StoredBundle
 from quiver_actors.client.known_topics import TopicInfos
 from quiver_actors.client.projection import Asked
+from quiver_actors.client.ranges import check_bounds
 from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.stored_range import StoredRange
-from quiver_actors.errors import UsageError
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FLIGHT_ERRORS, FlightConnection
 from quiver_actors.flight.contract import SqlTicket
@@ -98,9 +98,7 @@ class RemoteReading:
             And while bundles are read, NotStored, DataLost, ChecksumMismatch: as `Client.read`; WorkerUnavailable: the connection is lost.
         """
         asked = Asked.parse(slots, columns)
-        for bound in (start, end):
-            if bound is not None and (bound.topic, bound.core) != (topic, core):
-                raise UsageError(f"{bound} is not of topic {topic!r} and core {core}")
+        check_bounds(topic, core, start, end)
         ticket = rc.BundlesTicket(
             topic,
             core,

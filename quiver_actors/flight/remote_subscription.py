@@ -26,6 +26,7 @@ from quiver_actors.client.consuming import called_with_each, check_bundles_max, 
 from quiver_actors.client.exchange import deadline_after
 from quiver_actors.client.gathering import Gathering
 from quiver_actors.client.grants import Parcel, Portion
+from quiver_actors.client.ranges import check_bundle_id
 from quiver_actors.client.resolutions import Resolutions
 from quiver_actors.client.subscribe_request import SubscribeOptions, SubscribeRequest, start_text
 from quiver_actors.errors import UsageError
@@ -99,6 +100,7 @@ class RemoteSubscription(KnownSubscription):
 
     def claim(self, bundle_id: BundleId, timeout: float = 10.0) -> Any:
         """Claim one bundle by its id, also one that is deferred or blocked. Raises as `Subscription.claim`."""
+        check_bundle_id(bundle_id)
         if bundle_id.topic != self.topic:
             raise UsageError(f"{bundle_id} is not of topic {self.topic!r}")
         ticket = rc.ClaimTicket("", *bundle_id[1:], round(timeout * SECOND_NS))

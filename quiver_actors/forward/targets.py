@@ -45,7 +45,7 @@ class StoreTarget:
         # Only who writes to an object store loads what belongs to it.
         from quiver_actors.store.objects.opening import open_store
 
-        self._store = open_store(url)
+        self._store = open_store(url, name="the target")
 
     def slot(self, name: str) -> SlotFiles:
         """Open the prefix of one slot."""

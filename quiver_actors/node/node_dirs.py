@@ -55,7 +55,7 @@ def make_data_dir(path: str) -> str:
     try:
         os.makedirs(absolute, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise DiskError("mkdir", absolute, error.errno or 0, "choose another data directory with --data-dir") from error
+        raise DiskError("mkdir", absolute, error.errno or 0, "choose another data directory (--data-dir)") from error
     with _own_directory("data directory", absolute, "--data-dir"):
         return absolute
 

@@ -20,6 +20,11 @@ _OUT_OF_MEMORY = "Out of Memory Error"
 """DuckDB's words; while rows are read, its error comes as text."""
 
 
+_IS_UNKNOWN = re.compile("does not exist|not found")
+_AT_A_WORD = re.compile(r'(?<=syntax error at or near )"(\w+)"')
+"""DuckDB's words, where a keyword stands in the place of a name."""
+
+
 class Table(NamedTuple):
     """A table that a statement can name, as `schema.name`, or as `name` where there is no schema."""
 
@@ -79,8 +84,19 @@ def _explained(engine: str, error: Exception, tables: Sequence[Table], limits: S
         return limits.out_of_memory()
     failures = [each.content.failure for each in tables if isinstance(each.content, TopicDataset)]
     found = next((failure for failure in failures if failure is not None), None)
-    known = f"; tables: {', '.join(map(str, tables))}" if tables else ""
-    return found or UsageError(f"{engine} cannot run the statement{known}: {error}")
+    return found or UsageError(f"{engine} cannot run the statement{_hint(tables, str(error))}: {error}")
+
+
+def _hint(tables: Sequence[Table], told: str) -> str:
+    """What the engine does not know: the tables, and that the name of one may be a word of SQL, as that of the topic `default` is."""
+    if not tables:
+        return "; it names no topic that there is (FROM quiver.topics lists them)" if _IS_UNKNOWN.search(told) else ""
+    word = _AT_A_WORD.search(told)
+    is_name = word is not None and any(word[1] in (each.schema, each.name) for each in tables)
+    quoted = (
+        f"; a name that is a word of SQL stands in double quotes: {word[0]}" if word is not None and is_name else ""
+    )
+    return f"; tables: {', '.join(map(str, tables))}{quoted}"
 
 
 def _duckdb(statement: str, tables: Sequence[Table], limits: SqlLimits) -> pa.RecordBatchReader:

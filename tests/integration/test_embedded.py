@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -135,25 +134,3 @@ def test_directories_of_other_cores_are_adopted_and_retired() -> None:
             until(lambda: set(find_core_dirs(str(node.directories.data))) == {0}, "core 1 is retired")
             assert store.push(numbered(41)).bundle_id.core == 0
             assert os.path.isdir(node.directories.data / "default" / "retired" / "core_1")
-
-
-def test_commands_work_on_a_directory_that_nobody_has_open(tmp_path: Path) -> None:
-    path = str(tmp_path / "data")
-    refused = run_quiver("tail", "default", "--data-dir", path)
-    assert refused.returncode == 2
-    assert "no data directory" in refused.stderr
-    with quiver_actors.open(path) as store:
-        store.subscribe("slow", start="earliest").close()
-        store.push_many(map(numbered, range(5)))
-        held = run_quiver("status", "--data-dir", path)
-        assert f"process {os.getpid()}" in held.stderr
-    status = run_quiver("status", "--data-dir", path)
-    assert (status.returncode, "default" in status.stdout) == (0, True), status.stderr
-    listed = run_quiver("subscribers", "list", "--data-dir", path, "--json")
-    assert json.loads(listed.stdout)["subscribers"][0]["subscriber"] == "slow", listed.stderr
-    tail = run_quiver("tail", "default", "--data-dir", path, "--from", "earliest", "--count", "5", "--json")
-    assert len(tail.stdout.splitlines()) == 5, tail.stderr
-    out = tmp_path / "out"
-    exported = run_quiver("export", "default", "--data-dir", path, "--format", "arrow", "--out", str(out))
-    assert exported.returncode == 0, exported.stderr
-    assert list(out.iterdir())

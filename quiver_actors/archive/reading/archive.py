@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from quiver_actors.archive.keys import StreamKey
 from quiver_actors.archive.manifest import StreamRef
@@ -32,12 +31,15 @@ from quiver_actors.client.slots import TopicSlots
 from quiver_actors.client.statistics import statistics_in
 from quiver_actors.errors import NotStored, UsageError
 from quiver_actors.store.objects.object_store import ObjectStore
-from quiver_actors.store.objects.opening import TIMEOUT_SECONDS, check_url, open_store
+from quiver_actors.store.objects.opening import TIMEOUT_SECONDS, open_existing
 from quiver_actors.store.segment.ranged import RangedReader
 
 if TYPE_CHECKING:
     from quiver_actors.query.snapshot import Snapshot, SnapshotPart
     from quiver_actors.query.span import Span
+
+_URL = "the archive's URL"
+_HAS_NONE = "has no archive: expected the `archive.url` of a node that has archived something"
 
 
 def open_archive(
@@ -63,7 +65,7 @@ def open_archive(
         ArchiveError: the store cannot be read.
         FormatError: the manifest is damaged, or newer than this program.
     """
-    store = _opened(url, timeout)
+    store = open_existing(url, timeout_seconds=timeout, name=_URL)
     try:
         contents = NodeContents(store, _chosen(store, node))
         return Archive(store, contents, os.fspath(cache_dir or tempfile.gettempdir()), cache_bytes)
@@ -79,21 +81,14 @@ def nodes_at(url: str) -> list[str]:
         UsageError: none has.
         ConfigError, ArchiveError: as `open_archive`.
     """
-    store = _opened(url, TIMEOUT_SECONDS)
+    store = open_existing(url, name=_URL)
     try:
         found = nodes_in(store)
     finally:
         store.close()
     if not found:
-        raise UsageError(f"{url} has no archive")
+        raise UsageError(f"{url} {_HAS_NONE}")
     return found
-
-
-def _opened(url: str, timeout_seconds: float) -> ObjectStore:
-    check_url(url)
-    if url.startswith("file:") and not os.path.isdir(path := unquote(urlsplit(url).path)):
-        raise UsageError(f"there is no archive at {url}: {path} is not a directory")
-    return open_store(url, timeout_seconds=timeout_seconds)
 
 
 def _chosen(store: ObjectStore, node: str | None) -> str:
@@ -101,7 +96,7 @@ def _chosen(store: ObjectStore, node: str | None) -> str:
         return node
     found = nodes_in(store)
     if len(found) != 1:
-        what = f"has the archives of several nodes ({', '.join(found)}): say which" if found else "has no archive"
+        what = f"has the archives of several nodes ({', '.join(found)}): say which" if found else _HAS_NONE
         raise UsageError(f"{store.url} {what}")
     return found[0]
 

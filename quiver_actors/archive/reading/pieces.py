@@ -10,7 +10,8 @@ from quiver_actors.archive.reading.contents import StreamContents
 from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.client.gaps import ARCHIVE_EXPIRED, NEVER_ARCHIVED
-from quiver_actors.errors import NotStored, UsageError
+from quiver_actors.client.ranges import check_bounds
+from quiver_actors.errors import NotStored
 
 
 class Numbered(NamedTuple):
@@ -111,13 +112,11 @@ def pieces_of(contents: StreamContents, start: BundleId | None, end: BundleId | 
     """The pieces of `[start, end)`; None: from the first bundle that the archive knows of, up to its last.
 
     Raises:
-        UsageError: a bound is of another topic or core.
+        UsageError: as `check_bounds`.
         NotStored: some of the range is not archived.
     """
     key = contents.key
-    for bound in (start, end):
-        if bound is not None and (bound.topic, bound.core) != (key.topic, key.core):
-            raise UsageError(f"{bound} is not of topic {key.topic!r} and core {key.core}")
+    check_bounds(key.topic, key.core, start, end)
     first = (0, 0) if start is None else start[2:]
     stop = (contents.archived_through + 1, 0) if end is None else end[2:]
     if first >= stop:

@@ -36,6 +36,11 @@ def _directory_is_named(settings: NodeSettings) -> Iterator[Conflict]:
     for key in ("data_dir", "run_dir"):
         if (path := getattr(settings, key)) and path.startswith("~"):
             yield key, f"{path!r}: nobody replaces the ~; expected the path in full, or './{path}' if that is its name"
+        elif "://" in path:
+            yield (
+                key,
+                f"{path!r} is a URL; expected a directory of this host (archive.url keeps a copy in an object store)",
+            )
 
 
 def _node_has_a_file_name(settings: NodeSettings) -> Iterator[Conflict]:
@@ -137,7 +142,7 @@ def _archived_pushes_can_wait(settings: NodeSettings) -> Iterator[Conflict]:
 def _cold_directory_is_elsewhere(settings: NodeSettings) -> Iterator[Conflict]:
     """Check that a cold directory has a place of its own, whatever the directory is that a process runs in."""
     for place, topic in _topics(settings):
-        cold_dir, data_dir = topic.tier.cold_dir, os.path.normpath(settings.data_dir)
+        cold_dir, data_dir = topic.tier.cold_dir, os.path.abspath(settings.data_dir)
         if not cold_dir:
             continue
         if not os.path.isabs(cold_dir):

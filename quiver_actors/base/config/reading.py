@@ -355,7 +355,7 @@ def _read_file(path: str) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(
-            f"config file {path!r} cannot be read: {error.strerror}; name a readable file with --config"
+            f"config file {path!r} cannot be read: {error.strerror}; name a file that this user may read"
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config file {path!r} is not UTF-8: {error}") from error

@@ -31,7 +31,7 @@ from quiver_actors.base.protocol.lone import (
     decode_lone_push,
 )
 from quiver_actors.base.protocol.messages import FRAME_BYTES_MAX, Acked, AckRun, ClientMessage, Message, WorkerMessage
-from quiver_actors.errors import ProtocolError
+from quiver_actors.errors import ProtocolError, UsageError
 
 LENGTH = struct.Struct("<I")
 _LENGTH_BYTES = LENGTH.size
@@ -46,6 +46,9 @@ _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError)
 
 _ACK_START = (LONE_ACK_LENGTH, LONE_MARK, KIND_ACK)
 _LONE_START = (LONE_PUSH_LENGTH, LONE_MARK, KIND_PUSH)
+
+_UNSENDABLE = (TypeError, ValueError, OverflowError)
+"""Errors that msgspec raises for values that no message can carry, or not in this field."""
 
 _encoder = msgspec.msgpack.Encoder()
 # The decoders are built from unions: their element type is beyond what msgspec's stubs can infer.
@@ -63,6 +66,27 @@ def encode_frame(message: Message) -> bytes:
     if len(body) > FRAME_BYTES_MAX:
         raise _too_long(len(body))
     return LENGTH.pack(len(body)) + body
+
+
+def check_request(request: Message) -> None:
+    """Check that a worker could read a request. Inside of one process nothing else does.
+
+    Raises:
+        UsageError: a field has a value of a type that it cannot have; names the field.
+    """
+    try:
+        _client_decoder.decode(_encoder.encode(request))
+    except _UNSENDABLE:
+        for field in msgspec.structs.fields(type(request)):
+            _check_field(field, getattr(request, field.name))
+        raise
+
+
+def _check_field(field: msgspec.structs.FieldInfo, value: object) -> None:
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=field.type)
+    except _UNSENDABLE as error:
+        raise UsageError(f"{field.name}={repr(value)[:100]} is not possible: {error}") from error
 
 
 def decode_client_message(frame: memoryview | bytes) -> ClientMessage | LonePush:

@@ -98,7 +98,9 @@ def ask(run_dir: str, request: Request, timeout_seconds: float = 10.0, *, truste
         message = control.Ask(subject=SUBJECT, body=msgspec.msgpack.encode(request))
         told = control.request(path, message, timeout_seconds, supervisor_check(run_dir, trusted_uid))
     except ControlError as error:
-        raise NotRunning(str(error)) from error
+        raise NotRunning(
+            f"no node answers in {run_dir} ({error}): start one with `quiver up --run-dir {run_dir}`, or name another run directory"
+        ) from error
     if not isinstance(told, control.Told):
         raise NotRunning(f"the supervisor of {run_dir} does not know of topics: {told}; is it of another version?")
     return reply_in(told.body)

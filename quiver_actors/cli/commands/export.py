@@ -222,7 +222,8 @@ def _report(arguments: argparse.Namespace, files: Files, missing: int, lost: int
     if lost:
         print(f"quiver: {lost} bundles are damaged or lost, and are left out", file=sys.stderr)
     if not files.written:
-        print(f"quiver: topic {arguments.topic} has nothing that can be read; --flush seals what is open")
+        where = f" in the slots {', '.join(arguments.slot)}" if arguments.slot else ""
+        print(f"quiver: topic {arguments.topic} has nothing{where} that can be read; --flush seals what is open")
 
 
 class Files:

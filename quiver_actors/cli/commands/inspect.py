@@ -55,16 +55,18 @@ def run(arguments: argparse.Namespace) -> int:
     from quiver_actors.cli.commands.inspect_text import render
     from quiver_actors.store.inspection.findings import has_damage
 
-    views, is_damaged = [], False
+    views, is_damaged, is_empty = [], False, True
     with opened(arguments.path) as (tree, place):
         for view in _views(tree, place, arguments.limit):
-            is_damaged |= has_damage(view.findings)
+            is_damaged, is_empty = is_damaged or has_damage(view.findings), False
             if arguments.json:
                 views.append(view)
             else:
                 print(render(view), end="\n\n" if place == "." else "\n", flush=True)
     if arguments.json:
         print_json({"path": arguments.path, "files": views})
+    elif is_empty:
+        print(f"there is no file in {arguments.path}")
     return StorageExit.DAMAGE if is_damaged else StorageExit.OK
 
 

@@ -10,6 +10,7 @@ from quiver_actors.base.units import format_duration
 from quiver_actors.cli import run_dir
 from quiver_actors.cli.durations import duration_seconds
 from quiver_actors.cli.progress_bar import ProgressBar
+from quiver_actors.cli.storage import counted
 from quiver_actors.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(msgspec.json.encode(document).decode())
     else:
         durable = f", {', '.join(durabilities)}" if durabilities else ""
-        what = f"{rows:,} rows in {len(receipts):,} bundles to topic {arguments.topic}"
+        what = f"{counted(rows, 'row')} in {counted(len(receipts), 'bundle')} to topic {arguments.topic}"
         print(f"quiver: pushed {what} in {format_duration(took_ns)}{durable}")
     return 0
 

@@ -73,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     from quiver_actors.archive.restoring.plan import read_plan
     from quiver_actors.node.node_dirs import NODE_LOCK, hold_data_dir, make_data_dir
     from quiver_actors.store.disk.posix import PosixDisk
-    from quiver_actors.store.objects.opening import open_store
+    from quiver_actors.store.objects.opening import open_existing
 
-    with closing(open_store(arguments.archive)) as store:
+    with closing(open_existing(arguments.archive, name="--archive")) as store:
         plan = read_plan(store, arguments.node, "")
         if arguments.dry_run:
             _show(arguments, plan, {"dry_run": True, "epoch": plan.owner.epoch}, [], plan.lost_stages)

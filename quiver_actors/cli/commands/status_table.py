@@ -64,11 +64,7 @@ def render(status: StatusView, *, colour: bool, in_full: bool = False) -> str:
 
 
 def _headline(node: NodeView, colour: bool) -> str:
-    facts = [f"quiver node {_painted(node.state, node.state.upper(), colour)}", f"pid {node.pid}"]
-    if node.running:
-        facts.append(f"up {_duration(node.uptime_ns)}")
-    facts += [f"data {node.data_dir}", f"run {node.run_dir}"]
-    lines = ["  ".join(facts)]
+    lines = ["  ".join(_facts(node, _painted(node.state, node.state.upper(), colour)))]
     if not node.running:
         age = _duration(node.figures_age_ns)
         lines.append(f"NOT RUNNING: its supervisor is dead; what follows is what it said last, {age} ago")
@@ -83,6 +79,13 @@ def _headline(node: NodeView, colour: bool) -> str:
         first, *others = _wrapped(f"-> {advice}", _LINE_CHARACTERS)
         lines += [f"  {first}", *(f"     {line}" for line in others)]
     return "\n".join(lines)
+
+
+def _facts(node: NodeView, state: str) -> list[str]:
+    if node.run_dir == node.data_dir:  # of `status --data-dir`: a store has no process of its own
+        return [f"quiver store {state}", f"data {node.data_dir}", "opened for this look alone"]
+    up = [f"up {_duration(node.uptime_ns)}"] if node.running else []
+    return [f"quiver node {state}", f"pid {node.pid}", *up, f"data {node.data_dir}", f"run {node.run_dir}"]
 
 
 def _workers(workers: Sequence[WorkerView], colour: bool) -> str:

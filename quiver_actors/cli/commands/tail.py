@@ -17,7 +17,7 @@ from quiver_actors.cli.durations import duration_seconds
 from quiver_actors.cli.older_bundles import older_bundles, older_segments
 from quiver_actors.cli.times import moment, unix_ns
 from quiver_actors.cli.values import json_text, value_of
-from quiver_actors.errors import DataLost, FormatError, QuiverError, UnknownSubscriber
+from quiver_actors.errors import DataLost, FormatError, QuiverError, UnknownSubscriber, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,8 +73,8 @@ def add_parser(subparsers: Subparsers) -> None:
         dest="start",
         metavar="POSITION",
         type=_position,
-        default="latest",
-        help="where to begin: latest, earliest (what is on the disk), or a time with its zone, archived bundles included (latest)",
+        help="where to begin: latest, earliest (what is on the disk), or a time with its zone, archived bundles included (latest; with "
+        "--data-dir earliest)",
     )
     parser.add_argument(
         "--slot", metavar="SLOT", action="append", help="only this slot, by name or number; may be repeated"
@@ -85,7 +85,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--rows", metavar="N", type=int, default=0, help="rows of each slot to print (0)")
     parser.add_argument("--count", metavar="N", type=int, help="end after so many bundles")
     parser.add_argument(
-        "--until-idle", metavar="DURATION", type=duration_seconds, help="end when nothing came for so long"
+        "--until-idle",
+        metavar="DURATION",
+        type=duration_seconds,
+        help="end when nothing came for so long (never; with --data-dir at the end)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a bundle, one a line")
     parser.set_defaults(run=run)
@@ -95,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises UnknownTopic, UnknownSlot, NotRunning, ConfigError (conditions that are not understood), UsageError (that do not fit)."""
     from quiver_actors.query.conditions import parse_terms
 
+    _fill_in(arguments)
     terms = () if arguments.where is None else parse_terms(arguments.where)
     slots = None if arguments.slot is None else [int(slot) if slot.isdecimal() else slot for slot in arguments.slot]
     subscriber = f"{ONLOOKER_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
@@ -119,6 +123,19 @@ def run(arguments: argparse.Namespace) -> int:
             with contextlib.suppress(UnknownSubscriber):
                 client.unsubscribe(subscriber, topic=arguments.topic)
     return 0
+
+
+def _fill_in(arguments: argparse.Namespace) -> None:
+    """Decide where to begin and end where nobody has said it. Into a directory that this command has open, nobody pushes."""
+    is_stored_only = arguments.data_dir is not None
+    if is_stored_only and arguments.start == "latest":
+        raise UsageError(
+            "--from latest waits for what comes, and nothing comes into a directory that this command has open: leave it out"
+        )
+    if arguments.start is None:
+        arguments.start = "earliest" if is_stored_only else "latest"
+    if arguments.until_idle is None and is_stored_only:
+        arguments.until_idle = 0.0
 
 
 def _position(text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from quiver_actors.cli.progress_bar import ProgressBar
@@ -16,6 +17,7 @@ from quiver_actors.cli.storage import (
     opened,
     print_json,
 )
+from quiver_actors.errors import UsageError
 
 if TYPE_CHECKING:
     from quiver_actors.cli.storage import Subparsers
@@ -56,7 +58,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Raises DiskError where there is nothing to read, or this user may not."""
+    """Raises DiskError where there is nothing to read, or this user may not; UsageError where nothing is of Quiver."""
     from quiver_actors.store.inspection.findings import has_damage
     from quiver_actors.store.inspection.verification import Totals, verify
 
@@ -71,12 +73,26 @@ def run(arguments: argparse.Namespace) -> int:
             bar.clear()
             _print_findings(findings)
             raise
+    if os.path.isdir(path):
+        _check_is_ours(path, findings, totals)
     if arguments.json:
         _print_json(path, arguments.deep, findings, totals)
     else:
         _print_findings(findings)
         print(_summary(findings, totals))
     return StorageExit.DAMAGE if has_damage(findings) else StorageExit.OK
+
+
+def _check_is_ours(path: str, findings: list[Finding], totals: Totals) -> None:
+    """Refuse a directory in which there was nothing to verify: a wrong path must not look like a store without damage."""
+    from quiver_actors.store.files.data_version import VERSION_FILE
+
+    unknown = sum(finding.code == "file.unknown" for finding in findings)
+    if not totals.engines and unknown == totals.files and not os.path.exists(os.path.join(path, VERSION_FILE)):
+        raise UsageError(
+            f"nothing of Quiver is in {path} ({counted(totals.files, 'file')}): name a data directory, which has a file {VERSION_FILE}, "
+            "or a part of one"
+        )
 
 
 def _print_findings(findings: list[Finding]) -> None:

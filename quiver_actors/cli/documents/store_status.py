@@ -25,4 +25,7 @@ def status_of_directory(path: str) -> StatusView:
             "topics": list(store.topics()),
             "cores": [{"core": 0, "socket": ""}],
         }
-        return status_from(store.data_dir, record, store.figures())
+        status = status_from(store.data_dir, record, store.figures())
+        for worker in status.workers:
+            worker.cpu_percent = None  # of a life of milliseconds
+        return status

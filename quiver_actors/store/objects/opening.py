@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from quiver_actors.errors import ConfigError
+from quiver_actors.errors import ConfigError, UsageError
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.objects.directory_store import DirectoryStore
 from quiver_actors.store.objects.errors import ArchiveRefused
@@ -75,3 +75,16 @@ def open_store(
     except OSError as error:
         raise ArchiveRefused(f"{name} {url!r}: the directory cannot be made: {error.strerror}") from error
     return DirectoryStore(PosixDisk(path), url)
+
+
+def open_existing(url: str, *, timeout_seconds: float = TIMEOUT_SECONDS, name: str = "archive.url") -> ObjectStore:
+    """Open a store that a node has archived into, for whoever only reads or mends what is there: no local directory is made.
+
+    Raises:
+        UsageError: the local directory does not exist.
+        ConfigError, ArchiveRefused: as `open_store`.
+    """
+    check_url(url, name)
+    if url.startswith("file:") and not os.path.isdir(path := unquote(urlsplit(url).path)):
+        raise UsageError(f"there is no archive at {url}: {path} is not a directory")
+    return open_store(url, timeout_seconds=timeout_seconds, name=name)

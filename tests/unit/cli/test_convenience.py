@@ -79,6 +79,11 @@ def test_a_word_too_many_and_an_unknown_option_are_refused(capsys: pytest.Captur
         with pytest.raises(SystemExit):
             build_parser("topics").parse_args(line.split())
         assert f"unrecognized arguments: {left}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        build_parser("tail").parse_args(["tail", "t", "--untill-idle=1s"])
+    told = capsys.readouterr().err
+    assert told.startswith("usage: quiver tail ")
+    assert "did you mean --until-idle?" in told
 
 
 def test_durations_are_seconds_or_carry_a_unit() -> None:

@@ -107,6 +107,13 @@ def test_a_wrong_statement_is_refused_with_the_tables_that_there_are(store: Stor
         store.sql("SELECT 1", engine="sqlite")
 
 
+def test_names_that_a_statement_gets_wrong_are_explained(one_row: Store) -> None:
+    with pytest.raises(UsageError, match='a name that is a word of SQL stands in double quotes: "default"'):
+        one_row.sql("SELECT * FROM default")
+    with pytest.raises(UsageError, match=r"names no topic that there is \(FROM quiver.topics lists them\)"):
+        one_row.sql("SELECT * FROM clikcs")
+
+
 def test_an_error_while_rows_are_computed_is_ours(store: Store, engine: str) -> None:
     store.push(pa.record_batch({"text": ["1", "x"]}), topic="clicks")
     with pytest.raises(UsageError, match=engine):

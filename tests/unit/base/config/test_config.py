@@ -36,6 +36,10 @@ def test_compaction_and_the_low_water_mark_have_defaults_and_are_inherited_by_to
         ({"retention": 7}, "'retention': expected a table"),
         ({"data_dir": ""}, "key 'data_dir': is empty; expected a directory"),
         ({"data_dir": "~/data"}, "key 'data_dir': '~/data': nobody replaces the ~"),
+        (
+            {"data_dir": "s3://bucket/data"},
+            "key 'data_dir': 's3://bucket/data' is a URL; expected a directory of this host",
+        ),
         ({"run_dir": "~me"}, "key 'run_dir': '~me': nobody replaces the ~"),
         ({"data_dir": "a\0b"}, "key 'data_dir': .* is not what was expected"),
         ({"data_dir": "a\udcff"}, "key 'data_dir': .* is not what was expected"),

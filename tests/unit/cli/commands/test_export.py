@@ -178,3 +178,13 @@ def test_what_does_not_go_with_an_archive_is_refused(tmp_path: Path, capsys: pyt
     assert "does not go with --data-dir" in shown
     assert "there is no archive at" in shown
     assert "it goes with --archive" in shown
+
+
+def test_who_looks_into_an_archive_that_is_not_there_makes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, restored = f"file://{tmp_path}/typo", str(tmp_path / "data")
+    for command in (["archive", "ls"], ["restore", "--node", "a", "--data-dir", restored, "--yes"]):
+        assert main([*command, "--archive", url]) == 2
+        assert f"there is no archive at {url}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

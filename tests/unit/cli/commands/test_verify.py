@@ -117,6 +117,16 @@ def test_what_cannot_be_read_has_a_code_of_its_own(tmp_path: Path, capsys: pytes
     assert main(["verify", str(tmp_path / "pipe")]) == 2
 
 
+def test_a_directory_without_anything_of_ours_is_not_all_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever mistypes the path must not be told that the data is sound."""
+    for count in ("0 files", "1 file"):
+        assert main(["verify", "--data-dir", str(tmp_path)]) == 2
+        assert f"nothing of Quiver is in {tmp_path} ({count})" in capsys.readouterr().err
+        (tmp_path / "notes.txt").write_text("not ours")
+
+
 @pytest.mark.parametrize("command", ["verify", "inspect", "repair", "export-segment"])
 def test_help_documents_exit_codes_and_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(command, capsys)
