@@ -62,6 +62,8 @@ class HeldCore(NamedTuple):
     """Incarnation of the directory that these segment numbers belong to; empty: the worker does not say."""
     is_leaving: bool
     """Whether the node is being drained: nothing more will come, and the node waits for what is not acknowledged."""
+    unsealed_from: tuple[int, int] | None = None
+    """Segment number and log position at which begins what is not sealed, or the next log will; None: the worker does not say."""
 
 
 class _HoldChannel(Channel):
@@ -233,4 +235,5 @@ def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> Held
         listed.next_segment_seq,
         listed.incarnation,
         info.is_leaving,
+        listed.unsealed_from,
     )
