@@ -65,22 +65,30 @@ def log_position(core: CoreContents, position: int) -> int | None:
     if not position:
         return _first_of(core)
     segment_seq, index = offsets.bundle_of(position)
-    infos = {info.segment_seq: info for info in core.readable if info.position_end}
-    here, before = infos.get(segment_seq), infos.get(segment_seq - 1)
+    here = next((info for info in core.readable if info.segment_seq == segment_seq), None)
     if here is not None:
-        return _end_of(here) if 0 < index == here.bundle_count else here.position_start
-    if index == 0 and before is not None and before.row_count >= 0:
-        return _end_of(before)
-    if core.unsealed_from is not None and index == 0 and core.unsealed_from[0] == segment_seq:
+        return _end_of(here) if 0 < index == here.bundle_count else _start_of(here)
+    if index:
+        return None
+    if core.unsealed_from is not None and core.unsealed_from[0] == segment_seq:
         return core.unsealed_from[1]
-    return None
+    return _end_in_front(core, segment_seq)
+
+
+def _end_in_front(core: CoreContents, segment_seq: int) -> int | None:
+    """Where the last segment in front of a number ended that was not used, or of which nothing is shown yet."""
+    before = next((info for info in reversed(core.readable) if info.segment_seq < segment_seq), None)
+    if before is None or any(before.segment_seq <= coming < segment_seq for coming in core.unsettled):
+        return None
+    # More may come to the last one that is not sealed.
+    return _end_of(before) if before.row_count >= 0 or before is not core.readable[-1] else None
 
 
 def _first_of(core: CoreContents) -> int | None:
     """The log position at which begins what there is of a core, or what comes next."""
     first = next(iter(core.readable), None)
     if first is not None:
-        return first.position_start if first.position_end else None
+        return _start_of(first)
     if core.unsealed_from is None or any(segment_seq < core.unsealed_from[0] for segment_seq in core.unsettled):
         return None
     return core.unsealed_from[1]
@@ -140,6 +148,10 @@ def _is_behind(found: int | None, reached: int | None) -> bool:
 def _end_of(info: SegmentInfo) -> int | None:
     """Where the log went on behind a segment; None: not known. One that was rescued may have ended anywhere."""
     return info.position_end if info.position_end and not info.lost_count else None
+
+
+def _start_of(info: SegmentInfo) -> int | None:
+    return info.position_start if info.position_end else None
 
 
 def as_text(numbers: range) -> str:

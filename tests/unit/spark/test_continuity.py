@@ -44,6 +44,15 @@ def test_the_log_position_of_a_place_is_where_its_segment_or_the_one_before_says
     assert log_position(core([], unsealed_from=(4, 400)), position(3, 2)) is None
 
 
+def test_behind_numbers_that_were_not_used_the_log_stands_where_the_segment_in_front_ended() -> None:
+    assert log_position(core([sealed(3, 4, 0), sealed(1027, 2, 400)]), position(1027, 0)) == 400
+    assert log_position(core([sealed(3, 4, 0), sealed(1028, 2, 500)], unsettled=[1027]), position(1027, 0)) == 400
+    # What is still to come may lie in between.
+    assert log_position(core([sealed(3, 4, 0)], unsettled=[1026, 1027]), position(1027, 0)) is None
+    closed = core([], unsealed=[unsealed(3, 4, 0), unsealed(5, 1, 400)], unsettled=[4, 5])
+    assert log_position(closed, position(4, 0)) == 400
+
+
 def test_in_front_of_everything_the_log_stands_where_what_there_is_begins() -> None:
     assert log_position(core([sealed(3, 4, 300)], unsealed_from=(4, 700)), 0) == 300
     assert log_position(core([], unsealed_from=(4, 700)), 0) == 700
