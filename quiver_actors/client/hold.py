@@ -62,6 +62,8 @@ class HeldCore(NamedTuple):
     """Incarnation of the directory that these segment numbers belong to; empty: the worker does not say."""
     is_leaving: bool
     """Whether the node is being drained: nothing more will come, and the node waits for what is not acknowledged."""
+    unsealed_from: tuple[int, int] | None = None
+    """Segment number and log position at which begins what is not sealed, or the next log will; None: the worker does not say."""
 
 
 class _HoldChannel(Channel):
@@ -217,9 +219,9 @@ class Hold:
 
 
 def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> HeldCore:
-    """Return what lies before the first unchecked segment: a gap notice about that segment may still come."""
-    unchecked = [info.segment_seq for info in listed.segments if not info.is_checked]
-    first_unchecked = min(unchecked, default=None)
+    """Return what lies before the first unchecked segment: a gap notice about that segment may still come. So what lies behind it is still to
+    come too, even if it was checked earlier, as bundles that are wanted are."""
+    first_unchecked = min((info.segment_seq for info in listed.segments if not info.is_checked), default=None)
 
     def is_in_front(segment_seq: int) -> bool:
         return first_unchecked is None or segment_seq < first_unchecked
@@ -229,8 +231,9 @@ def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> Held
         [info for info in listed.open_segments if is_in_front(info.segment_seq)],
         [gap for gap in list(channel.gaps.values()) if is_in_front(gap.segment_seq)],
         None if info.oldest_segment_seq < 0 else (info.oldest_segment_seq, info.oldest_bundle_index),
-        sorted([*unchecked, *listed.unlisted]),
+        sorted({*(each.segment_seq for each in listed.segments if not is_in_front(each.segment_seq)), *listed.unlisted}),
         listed.next_segment_seq,
         listed.incarnation,
         info.is_leaving,
+        listed.unsealed_from,
     )

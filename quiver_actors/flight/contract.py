@@ -91,6 +91,8 @@ class CoreContents(msgspec.Struct, frozen=True):
     """What the disk lacks and the archive has, from where the asker begins; None: it was not asked, or there is none."""
     is_retired: bool = False
     """The node does not have the core any more: all of it was delivered, and what is left of it is archived."""
+    unsealed_from: tuple[int, int] | None = None
+    """Segment number and log position at which begins what is not sealed, or the next log will; None: not said, as by an older node."""
 
     @property
     def readable(self) -> list[SegmentInfo]:

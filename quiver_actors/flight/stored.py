@@ -103,6 +103,7 @@ def core_contents(core: int, found: ReadableSegments, request: Look, *, is_new: 
         incarnation=found.incarnation,
         unsealed=unsealed,
         comes_next=_comes_next(found.unlisted, found.next_segment_seq),
+        unsealed_from=found.unsealed_from,
     )
 
 
@@ -123,6 +124,7 @@ def held_contents(core: int, held: HeldCore, request: Look, *, is_new: bool) -> 
         held.incarnation,
         unsealed,
         _comes_next(held.unsettled, held.next_segment_seq),
+        unsealed_from=held.unsealed_from,
     )
 
 

@@ -2,12 +2,14 @@
 
 Spark stores offsets as JSON text in the query's checkpoint and compares them as text, so keys are sorted and values are plain integers:
 
-    {"cores": {"node-a/0": 131075, "node-a/1": 65536}, "stores": {"node-a/0": "3f...", "node-a/1": "a1..."}, "v": 1}
+    {"cores": {"node-a/0": 131075, "node-a/1": 65536}, "logs": {"node-a/0": 70512}, "stores": {"node-a/0": "3f...", "node-a/1": "a1..."},
+     "v": 1}
 
 A position is `segment_seq * 65536 + bundle_index` of the next bundle. Behind a whole segment it is the start of the next number, so that
 one place has one spelling. Positions of a core only rise. They are of one directory, whose incarnation `stores` says where it is known:
-in another one, made when the topic was created anew or its node was given an empty disk, the same numbers name other bundles. A list
-`archive` names the workers of which the query was still reading what had left the disk.
+in another one, made when the topic was created anew or its node was given an empty disk, the same numbers name other bundles. `logs` has
+the log position there, where it is known: see `continuity`. A list `archive` names the workers of which the query was still reading what had
+left the disk.
 """
 
 from __future__ import annotations
@@ -62,11 +64,12 @@ def last_bundle_before(position: int) -> tuple[int, int] | None:
     return (segment_seq - 1, _SEGMENT_POSITIONS - 2) if segment_seq else None
 
 
-def to_json(offsets: Offsets, stores: Stores | None = None) -> dict[str, Any]:
+def to_json(offsets: Offsets, stores: Stores | None = None, logs: Mapping[Place, int] | None = None) -> dict[str, Any]:
     """Return the offsets as JSON for Spark, with sorted keys. A worker at position 0 fits every store."""
     found: dict[str, Any] = {"cores": {str(place): offsets[place] for place in sorted(offsets)}}
     named = {str(place): store for place, store in sorted((stores or {}).items()) if offsets.get(place)}
-    return {**found, **({"stores": named} if named else {}), "v": VERSION}
+    known = {str(place): log_position for place, log_position in sorted((logs or {}).items())}
+    return {**found, **({"logs": known} if known else {}), **({"stores": named} if named else {}), "v": VERSION}
 
 
 def from_json(value: Mapping[str, Any]) -> dict[Place, int]:
@@ -94,6 +97,18 @@ def stores_of(value: Mapping[str, Any]) -> dict[Place, str]:
     if not isinstance(stores, Mapping) or not all(isinstance(store, str) for store in stores.values()):
         raise ConfigError(f'{json.dumps(value)} are not offsets: expected "stores" to name a directory for each worker')
     return {_place(name): store for name, store in stores.items()}
+
+
+def logs_of(value: Mapping[str, Any]) -> dict[Place, int]:
+    """The log positions at the positions, where they are known; offsets of earlier versions do not say.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    logs = value.get("logs", {})
+    if not isinstance(logs, Mapping):
+        raise ConfigError(f'{json.dumps(value)} are not offsets: expected "logs" to give a log position for each worker')
+    return {_place(name): _position(name, found) for name, found in logs.items()}
 
 
 def in_archive(value: Mapping[str, Any]) -> set[Place]:

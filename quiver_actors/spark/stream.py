@@ -32,6 +32,7 @@ from quiver_actors.flight.contract import (
     Node,
 )
 from quiver_actors.spark import offsets
+from quiver_actors.spark.continuity import LogPositions, as_text, deleted_between, past_deleted
 from quiver_actors.spark.heads import end_of, first_unread, head_behind, is_in_archive, lies_in, settled_until
 from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.nodes import node_set
@@ -76,6 +77,7 @@ class TopicStreamReader(DataSourceStreamReader):
         """Store ids (incarnations) of the offsets that Spark named last, by place."""
         self._stores_seen: dict[Place, str] = {}
         """Store ids at the last look that was attached to the subscriber."""
+        self._logs = LogPositions()
         self._last_end: Positions | None = None
         """Where the query begins, or the last micro-batch ended that was planned; None: Spark has not said it."""
         self._looked_from: Positions | None = None
@@ -117,7 +119,7 @@ class TopicStreamReader(DataSourceStreamReader):
         self._settle(begin, until)
         self._check_left(begin, until)
         self._check_gaps(begin, until)
-        self._check_archive(begin, until, offsets.in_archive(start))
+        self._check_stored(begin, until, offsets.in_archive(start))
         stored: list[StoredRange] = []
         for place, position in until.items():
             core = self._core(place)
@@ -159,17 +161,20 @@ class TopicStreamReader(DataSourceStreamReader):
     # --- private -------------------------------------------------------------------------------------------------------------
 
     def _json(self, positions: offsets.Offsets) -> dict[str, Any]:
-        found = offsets.to_json(positions, {**self._stores_seen, **self._stores})
         cores = {place: core for place in positions if (core := self._core(place)) is not None}
+        found = offsets.to_json(positions, {**self._stores_seen, **self._stores}, self._logs.of(positions, cores))
         archived = sorted(str(place) for place, core in cores.items() if is_in_archive(core, positions[place]))
         named = {offsets.ARCHIVE_KEY: archived} if archived else {}
         return dict(sorted({**found, **named, ID_KEY: self._id}.items()))
 
     def _positions(self, value: dict[str, Any]) -> Positions:
-        """Read an offset of Spark's; the query's subscriber is in it, and the stores that the positions are of."""
+        """Read an offset of Spark's; the query's subscriber is in it, and the stores and log positions that the positions are of."""
         self._id = str(value.get(ID_KEY, ""))
         self._stores.update(offsets.stores_of(value))
-        return offsets.from_json(value)
+        positions = offsets.from_json(value)
+        for place, log_position in offsets.logs_of(value).items():
+            self._logs.note(place, positions.get(place, 0), log_position)
+        return positions
 
     @property
     def _subscriber(self) -> str:
@@ -234,7 +239,9 @@ class TopicStreamReader(DataSourceStreamReader):
                 if is_held:
                     self._check_store(place, core, start.get(place, 0))
                 known = max(heads.get(place, 0), self._heads.get(place, 0))
-                heads[place] = head_behind(core, known, settled_until(core, start.get(place, 0)))
+                settled = settled_until(core, start.get(place, 0))
+                head = head_behind(core, known, settled)
+                heads[place] = past_deleted(core, head, self._logs.at(place, head, core), settled)
                 if not is_held and not core.readable:
                     # It may all be in the archive, which is asked when it is known where the query stands.
                     heads[place] = max(heads[place], end_of_stored(core))
@@ -314,21 +321,34 @@ class TopicStreamReader(DataSourceStreamReader):
                     f"it up to segment {offsets.bundle_of(position)[0]}"
                 )
 
-    def _check_archive(self, start: Positions, end: Positions, in_archive: set[Place]) -> None:
-        """Tell what the archive has lost between the offsets, or never had.
+    def _check_stored(self, start: Positions, end: Positions, in_archive: set[Place]) -> None:
+        """Tell what is stored nowhere between the offsets: what the archive says that it has lost, or never had, and what was deleted though
+        the query has not read it.
 
-        Where the query stands at what its subscriber has kept for it, it has read what is gone right there. Not so where it was still
-        reading the archive.
+        Where the query stands at what its subscriber has kept for it, it has read what is gone right there, as far as the archive can tell.
+        Not so where it was still reading the archive.
         """
         given = self._options.starting_offsets
         for place, position in end.items():
-            core = self._core(place)
-            if core is None or core.archived is None:
+            core, begin, is_told = self._core(place), start.get(place, 0), False
+            if core is None:
                 continue
-            begin = start.get(place, 0)
             is_unread = place in in_archive or (isinstance(given, Mapping) and given.get(place) == begin)
             for loss in losses_of(core, offsets.bundle_of(begin), offsets.bundle_of(position), tells_first=is_unread):
                 self._lost(f"{place} of topic {self._options.topic!r} lost {loss}", loss.bundle_count)
+                is_told = True
+            if not (is_told or core.is_retired):
+                self._check_deleted(place, core, begin, position)
+
+    def _check_deleted(self, place: Place, core: CoreContents, begin: int, end: int) -> None:
+        logs = self._logs.at(place, begin, core), self._logs.at(place, end, core)
+        for numbers in deleted_between(core, begin, end, *logs):
+            self._lost(
+                f"{place} of topic {self._options.topic!r}: bundles of {as_text(numbers)} are deleted that this query has not read, as "
+                f"they were acknowledged under the name of its subscriber {self._subscriber!r}: by another query or consumer of that "
+                "name, or by a later state of the checkpoint that this one is a copy or a backup of. Each query needs a subscriber and "
+                "a checkpoint of its own"
+            )
 
     def _check_gaps(self, start: Positions, end: Positions) -> None:
         """Notices of bundles between the offsets. Those that end before `start` were told in their micro-batch, or are of bundles that were

@@ -22,8 +22,9 @@ from quiver_actors.client.stage import Stage
 from quiver_actors.errors import QuiverError
 from quiver_actors.spark import commit
 from quiver_actors.spark.bundling import Bundle, bundles_of, by_key, sized, storable
-from quiver_actors.spark.connection import node_client, with_node
+from quiver_actors.spark.connection import with_node
 from quiver_actors.spark.options import SourceOptions
+from quiver_actors.spark.own_node import on_own_node
 
 T = TypeVar("T")
 
@@ -135,7 +136,10 @@ class _Stages:
         self._options = options
         self._attempt = attempt
         self._timeout = options.push_timeout_ns / SECOND_NS
-        self._client = node_client(options.run_dir, options.push_timeout_ns, trusted_uid=options.trusted_uid)
+        context = TaskContext.get()
+        # Without a task nobody would do it elsewhere.
+        self._attempt_number = 1 if context is None else context.attemptNumber()
+        self._client = on_own_node(options, self._attempt_number, lambda client, _: client)
         self._stages: dict[int, Stage] = {}
 
     def push(self, batches: Iterator[Keyed]) -> None:
@@ -170,10 +174,10 @@ class _Stages:
     def _begun(self, key: str | None) -> Stage:
         core = self._client.core_for(key)
         if core not in self._stages:
-            self._stages[core] = _with_node(self._options, partial(self._begin, key))
+            self._stages[core] = on_own_node(self._options, self._attempt_number, partial(self._begin, key))
         return self._stages[core]
 
-    def _begin(self, key: str | None, client: Client) -> Stage:
+    def _begin(self, key: str | None, client: Client, timeout_seconds: float) -> Stage:
         context = TaskContext.get()
         self._client = client
         return client.stage(
@@ -186,7 +190,7 @@ class _Stages:
             ttl=self._options.stage_ttl_ns / SECOND_NS,
             key=key,
             node=client.node,
-            timeout=self._timeout,
+            timeout=timeout_seconds,
         )
 
 

@@ -64,7 +64,7 @@ def rows(reader: Any, partitions: list[Any]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def stored() -> Iterator[Stored]:
-    node = Node(f"[topics.{TOPIC}]\n[topics.expired]\n")
+    node = Node(f"[topics.{TOPIC}]\n[topics.expired]\n[topics.shared]\n")
     try:
         with node.client() as client:
             for n in range(COUNT):
@@ -147,6 +147,40 @@ def test_what_was_deleted_while_the_subscriber_was_gone_is_told_each_time(stored
                 micro_batch(options, SCHEMA, begun.end)
         going_on = micro_batch({**options, "failOnDataLoss": "false"}, SCHEMA, begun.end)
         assert rows(going_on.reader, going_on.partitions) == [2]
+
+
+@pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="Spark 4.1 does not say where it stands")
+def test_what_another_query_of_the_name_has_acknowledged_is_read_or_told(stored: Stored) -> None:
+    """A query that begins with a copied or an older checkpoint: what it has not read is read while it is stored, then told each time."""
+    options = stored.options(topic="shared", startingOffsets="earliest", subscriber="reader")
+    with stored.node.client() as client:
+
+        def push(n: int) -> None:
+            client.push(pa.record_batch({"n": [n]}), topic="shared", key="one worker")
+            client.flush("shared")
+
+        def begin(start: dict[str, Any] | None = None, **more: str) -> tuple[list[int], Any, dict[str, Any]]:
+            found = micro_batch({**options, **more}, SCHEMA, start)
+            return rows(found.reader, found.partitions), found.reader, found.end
+
+        push(0)
+        read, first, older = begin()
+        push(1)
+        push(2)
+        assert (read, begin(older)[0]) == ([0], [1, 2])
+        newer = first.latestOffset(older, first.getDefaultReadLimit())
+        first.commit(newer)
+        wait_until(lambda: not any(client.segments("shared").values()), "the end of the segments")
+        told = "bundles of segments 1 to 2 are deleted that this query has not read.*'reader'.*failOnDataLoss=false"
+        with pytest.raises(DataLost, match=told):
+            begin(older)
+        assert begin(older, failOnDataLoss="false")[0] == []
+        assert begin(newer)[0] == []
+        push(3)
+        for _ in range(2):
+            with pytest.raises(DataLost, match=told):
+                begin(older)
+        assert begin(older, failOnDataLoss="false")[0] == begin(newer)[0] == [3]
 
 
 class Starting(LocalNode):

@@ -10,9 +10,12 @@ from quiver_actors.base.protocol.messages import (
     PROTOCOL_VERSION,
     ClientMessage,
     Hello,
+    ListSegments,
     Pending,
     PendingInfo,
     Register,
+    SegmentInfo,
+    SegmentList,
     TopicInfo,
     Welcome,
 )
@@ -60,4 +63,27 @@ def test_a_topic_that_was_missing_is_attached_to_when_it_is_there(peer: Peer, cl
         hold.look()
     topics.append(TopicInfo("new", {}, "wal", 0))
     assert hold.look().keys() == {0}
+    hold.close()
+
+
+def test_nothing_behind_a_segment_that_is_still_to_be_checked_is_settled(peer: Peer, client: Client) -> None:
+    """What is wanted is checked first. A query that wanted segment 4 again, as 3 was kept for others, was told that 4 is settled and did not
+    get it: it passed over its bundles."""
+    infos = [SegmentInfo(seq, 1, 1, 8, 0, 0, is_checked=seq != 3) for seq in (2, 3, 4)]
+
+    def listed(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, ListSegments)
+        session.send(SegmentList(message.tag, infos, (5,), 6, unsealed_from=(5, 700)))
+        return True
+
+    def pending(session: PeerSession, message: ClientMessage) -> bool:
+        assert isinstance(message, Pending)
+        session.send(PendingInfo(message.tag, 1, 0, 0, 0, 0, 0, 4, 0, 1, False))
+        return True
+
+    peer.handlers |= {ListSegments: listed, Pending: pending}
+    hold = client.hold("stream", topic="travel")
+    (held,) = hold.look().values()
+    assert ([info.segment_seq for info in held.segments], held.unsettled) == ([2], [3, 4, 5])
+    assert held.unsealed_from == (5, 700)
     hold.close()

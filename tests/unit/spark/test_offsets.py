@@ -16,6 +16,7 @@ from quiver_actors.spark.offsets import (
     from_json,
     in_archive,
     last_bundle_before,
+    logs_of,
     parse_offsets,
     position,
     stores_of,
@@ -45,6 +46,18 @@ def test_stores_are_named_where_something_was_read_of_them() -> None:
     for wrong in ("aa", {"node/0": 7}):
         with pytest.raises(ConfigError, match="not offsets"):
             stores_of({"stores": wrong})
+
+
+def test_log_positions_are_named_where_they_are_known() -> None:
+    a, b, c = (Place("node", core) for core in range(3))
+    value = to_json({a: 7, b: 8, c: 0}, {a: "aa"}, {c: 0, a: 70})
+    assert logs_of(json.loads(json.dumps(value))) == {a: 70, c: 0}
+    assert list(value) == ["cores", "logs", "stores", "v"]
+    assert from_json(value) == {a: 7, b: 8, c: 0}
+    assert logs_of(to_json({a: 7})) == {}
+    for wrong in (7, {"node/0": "7"}, {"node/0": -1}):
+        with pytest.raises(ConfigError, match="not offsets|expected a position"):
+            logs_of({"logs": wrong})
 
 
 def test_offsets_say_which_of_them_lie_in_the_archive() -> None:
