@@ -322,8 +322,8 @@ class TopicStreamReader(DataSourceStreamReader):
                 )
 
     def _check_stored(self, start: Positions, end: Positions, in_archive: set[Place]) -> None:
-        """Tell what is stored nowhere between the offsets: what the archive says that it has lost, or never had, and what was deleted though
-        the query has not read it.
+        """Tell what is stored nowhere between the offsets: what the archive says that it has lost, or never had, and what was deleted
+        though the query has not read it.
 
         Where the query stands at what its subscriber has kept for it, it has read what is gone right there, as far as the archive can tell.
         Not so where it was still reading the archive.
