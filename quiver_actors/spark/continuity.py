@@ -152,9 +152,3 @@ def _end_of(info: SegmentInfo) -> int | None:
 
 def _start_of(info: SegmentInfo) -> int | None:
     return info.position_start if info.position_end else None
-
-
-def as_text(numbers: range) -> str:
-    """Segment numbers in words."""
-    first, last = numbers[0], numbers[-1]
-    return f"segment {first}" if first == last else f"segments {first} to {last}"
