@@ -219,8 +219,10 @@ class Hold:
 
 
 def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> HeldCore:
-    """Return what lies before the first unchecked segment: a gap notice about that segment may still come. So what lies behind it is still to
-    come too, even if it was checked earlier, as bundles that are wanted are."""
+    """Return what lies before the first unchecked segment: a gap notice about that segment may still come.
+
+    What lies behind it is still to come too, even if it was checked: segments that are wanted are checked first.
+    """
     first_unchecked = min((info.segment_seq for info in listed.segments if not info.is_checked), default=None)
 
     def is_in_front(segment_seq: int) -> bool:
@@ -231,7 +233,9 @@ def _held(channel: _HoldChannel, listed: SegmentList, info: PendingInfo) -> Held
         [info for info in listed.open_segments if is_in_front(info.segment_seq)],
         [gap for gap in list(channel.gaps.values()) if is_in_front(gap.segment_seq)],
         None if info.oldest_segment_seq < 0 else (info.oldest_segment_seq, info.oldest_bundle_index),
-        sorted({*(each.segment_seq for each in listed.segments if not is_in_front(each.segment_seq)), *listed.unlisted}),
+        sorted(
+            {*(each.segment_seq for each in listed.segments if not is_in_front(each.segment_seq)), *listed.unlisted}
+        ),
         listed.next_segment_seq,
         listed.incarnation,
         info.is_leaving,

@@ -3,9 +3,9 @@
 A subscriber keeps only what has not been acknowledged under its name. Where another query acknowledges under the same name, or where the
 query was started from a copied or an older checkpoint, bundles that it has not read may be deleted, and there is no gap notice of them.
 
-Numbers do not tell that: a crash makes them jump. But each log begins at the log position where the one before it ended. So offsets keep the
-log position of the place where the query stands, and where the first segment behind it begins farther on, something was stored in between
-and is gone. The same holds between two segments.
+Numbers do not tell that: a crash makes them jump. But each log begins at the log position where the one before it ended. So offsets keep
+the log position of the place where the query stands, and where the first segment behind it begins farther on, something was stored in
+between and is gone. The same holds between two segments.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class LogPositions:
 def log_position(core: CoreContents, position: int) -> int | None:
     """Where the log stood at a position of a core; None: not known.
 
-    In the middle of a segment it is the log position of its start: as long as the query stands there, that segment has to be there. In front
-    of everything it is the start of what there is.
+    In the middle of a segment it is the log position of its start: as long as the query stands there, that segment has to be there. In
+    front of everything it is the start of what there is.
     """
     if core.is_retired:
         return None
@@ -152,9 +152,3 @@ def _end_of(info: SegmentInfo) -> int | None:
 
 def _start_of(info: SegmentInfo) -> int | None:
     return info.position_start if info.position_end else None
-
-
-def as_text(numbers: range) -> str:
-    """Segment numbers in words."""
-    first, last = numbers[0], numbers[-1]
-    return f"segment {first}" if first == last else f"segments {first} to {last}"

@@ -8,8 +8,8 @@ Spark stores offsets as JSON text in the query's checkpoint and compares them as
 A position is `segment_seq * 65536 + bundle_index` of the next bundle. Behind a whole segment it is the start of the next number, so that
 one place has one spelling. Positions of a core only rise. They are of one directory, whose incarnation `stores` says where it is known:
 in another one, made when the topic was created anew or its node was given an empty disk, the same numbers name other bundles. `logs` has
-the log position there, where it is known: see `continuity`. A list `archive` names the workers of which the query was still reading what had
-left the disk.
+the log position there, where it is known: see `continuity`. A list `archive` names the workers of which the query was still reading what
+had left the disk.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def logs_of(value: Mapping[str, Any]) -> dict[Place, int]:
     """
     logs = value.get("logs", {})
     if not isinstance(logs, Mapping):
-        raise ConfigError(f'{json.dumps(value)} are not offsets: expected "logs" to give a log position for each worker')
+        raise ConfigError(
+            f'{json.dumps(value)} are not offsets: expected "logs" to give a log position for each worker'
+        )
     return {_place(name): _position(name, found) for name, found in logs.items()}
 
 

@@ -1,8 +1,8 @@
 """How long a task waits for the node of its host when that does not take its stages.
 
 Spark runs a task again that has failed, on whatever host has room, and gives the job up when a task has failed several times. So a task
-neither waits long for a node that is not to come, nor fails at once again and again on a host whose node is being drained: its first attempt
-makes room for another host, where there is one, and later attempts wait for `pushTimeout`.
+neither waits long for a node that is not to come, nor fails at once again and again on a host whose node is being drained: its first
+attempt makes room for another host, where there is one, and later attempts wait for `pushTimeout`.
 """
 
 from __future__ import annotations
@@ -75,4 +75,3 @@ def is_elsewhere(options: SourceOptions, *, is_draining: bool) -> bool:
     names = {socket.gethostname(), socket.getfqdn()}
     others = [member for member in members if member.node not in names and names.isdisjoint(member.hosts)]
     return bool(others) and (is_draining or len(others) == len(members))
-

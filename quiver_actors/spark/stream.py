@@ -31,8 +31,8 @@ from quiver_actors.flight.contract import (
     Look,
     Node,
 )
-from quiver_actors.spark import offsets
-from quiver_actors.spark.continuity import LogPositions, as_text, deleted_between, past_deleted
+from quiver_actors.spark import loss_texts, offsets
+from quiver_actors.spark.continuity import LogPositions, deleted_between, past_deleted
 from quiver_actors.spark.heads import end_of, first_unread, head_behind, is_in_archive, lies_in, settled_until
 from quiver_actors.spark.message_first import message_first
 from quiver_actors.spark.nodes import node_set
@@ -282,11 +282,8 @@ class TopicStreamReader(DataSourceStreamReader):
         """The worker did not know the subscriber: what is behind the query's position may have been deleted meanwhile."""
         if core.begins_behind(offsets.bundle_of(start)):
             first = min((info.segment_seq for info in core.readable), default=None)
-            self._lost(
-                f"{place} of topic {self._options.topic!r}: the first segment is {first}, the query stands at segment "
-                f"{offsets.bundle_of(start)[0]}, and its subscriber {self._subscriber!r} was dropped meanwhile (subscriberTtl, or an "
-                "operator): what lay between may be lost"
-            )
+            stands_at = offsets.bundle_of(start)[0]
+            self._lost(loss_texts.of_expired(place, self._options.topic, self._subscriber, first, stands_at))
 
     def _check_store(self, place: Place, core: CoreContents, start: int) -> None:
         """
@@ -303,27 +300,19 @@ class TopicStreamReader(DataSourceStreamReader):
             if core.incarnation:
                 self._stores_seen[place] = core.incarnation
             return
-        raise DataLost(
-            f"{place} of topic {self._options.topic!r}: the query stands at segment {offsets.bundle_of(start)[0]}, {found}: "
-            "the topic was deleted and created anew, or the node's data directory replaced by another one, and what the query had not "
-            "read of the former is gone. To read this one, begin with a new checkpoint"
-        )
+        raise DataLost(loss_texts.of_another_store(place, self._options.topic, offsets.bundle_of(start)[0], found))
 
     def _check_left(self, start: Positions, end: Positions) -> None:
         """A node that was drained has left when the query was done with it, and so has a core that the node does not have any more; one
         that was taken out by force was not, nor was a core that has left after the subscriber had expired."""
         for place, position in end.items():
             if self._core(place) is None and start.get(place, 0) < position:
-                is_there = place.node in self._contents
-                gone = "its node does not have that core any more" if is_there else "its node is not announced any more"
-                self._lost(
-                    f"{place} of topic {self._options.topic!r}: {gone}, and the micro-batch has bundles of "
-                    f"it up to segment {offsets.bundle_of(position)[0]}"
-                )
+                is_there, through = place.node in self._contents, offsets.bundle_of(position)[0]
+                self._lost(loss_texts.of_left(place, self._options.topic, through, is_node_there=is_there))
 
     def _check_stored(self, start: Positions, end: Positions, in_archive: set[Place]) -> None:
-        """Tell what is stored nowhere between the offsets: what the archive says that it has lost, or never had, and what was deleted though
-        the query has not read it.
+        """Tell what is stored nowhere between the offsets: what the archive says that it has lost, or never had, and what was deleted
+        though the query has not read it.
 
         Where the query stands at what its subscriber has kept for it, it has read what is gone right there, as far as the archive can tell.
         Not so where it was still reading the archive.
@@ -343,12 +332,7 @@ class TopicStreamReader(DataSourceStreamReader):
     def _check_deleted(self, place: Place, core: CoreContents, begin: int, end: int) -> None:
         logs = self._logs.at(place, begin, core), self._logs.at(place, end, core)
         for numbers in deleted_between(core, begin, end, *logs):
-            self._lost(
-                f"{place} of topic {self._options.topic!r}: bundles of {as_text(numbers)} are deleted that this query has not read, as "
-                f"they were acknowledged under the name of its subscriber {self._subscriber!r}: by another query or consumer of that "
-                "name, or by a later state of the checkpoint that this one is a copy or a backup of. Each query needs a subscriber and "
-                "a checkpoint of its own"
-            )
+            self._lost(loss_texts.of_deleted(place, self._options.topic, self._subscriber, numbers))
 
     def _check_gaps(self, start: Positions, end: Positions) -> None:
         """Notices of bundles between the offsets. Those that end before `start` were told in their micro-batch, or are of bundles that were
@@ -365,13 +349,7 @@ class TopicStreamReader(DataSourceStreamReader):
 
     def _pass_gap(self, place: Place, gap: Gap, *, is_new: bool) -> None:
         if is_new:
-            bundles = f"{gap.bundle_count} bundles" if gap.bundle_count else "all bundles"
-            rows = f", {gap.row_count} rows" if gap.row_count >= 0 else ""
-            self._lost(
-                f"{place} of topic {self._options.topic!r} lost {bundles}{rows} of segment {gap.segment_seq} from bundle "
-                f"{gap.bundle_index_first}: {gap.reason}",
-                gap.bundle_count,
-            )
+            self._lost(loss_texts.of_gap(place, self._options.topic, gap), gap.bundle_count)
         request = ConfirmGap(self._options.topic, self._subscriber, place.core, gap.notice)
         node_set(self._options).ask_present([place.node], lambda node: node.confirm_gap(request))
         self._gaps_seen.add((place, gap.notice))

@@ -67,8 +67,8 @@ def test_a_topic_that_was_missing_is_attached_to_when_it_is_there(peer: Peer, cl
 
 
 def test_nothing_behind_a_segment_that_is_still_to_be_checked_is_settled(peer: Peer, client: Client) -> None:
-    """What is wanted is checked first. A query that wanted segment 4 again, as 3 was kept for others, was told that 4 is settled and did not
-    get it: it passed over its bundles."""
+    """Segments that are wanted are checked first. A query that wanted 4 again, while 3 was kept for others, heard that 4 is settled, did
+    not get it, and passed over its bundles."""
     infos = [SegmentInfo(seq, 1, 1, 8, 0, 0, is_checked=seq != 3) for seq in (2, 3, 4)]
 
     def listed(session: PeerSession, message: ClientMessage) -> bool:

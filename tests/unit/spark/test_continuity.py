@@ -7,7 +7,8 @@ from typing import Any
 from quiver_actors.base.protocol.messages import Gap, SegmentInfo
 from quiver_actors.flight.archived_contents import ArchivedPart
 from quiver_actors.flight.contract import CoreContents
-from quiver_actors.spark.continuity import LogPositions, as_text, deleted_between, log_position, past_deleted
+from quiver_actors.spark.continuity import LogPositions, deleted_between, log_position, past_deleted
+from quiver_actors.spark.loss_texts import as_text
 from quiver_actors.spark.offsets import Place, position
 
 PLACE = Place("n", 0)

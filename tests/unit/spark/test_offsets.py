@@ -56,7 +56,7 @@ def test_log_positions_are_named_where_they_are_known() -> None:
     assert from_json(value) == {a: 7, b: 8, c: 0}
     assert logs_of(to_json({a: 7})) == {}
     for wrong in (7, {"node/0": "7"}, {"node/0": -1}):
-        with pytest.raises(ConfigError, match="not offsets|expected a position"):
+        with pytest.raises(ConfigError, match=r"not offsets|expected a position"):
             logs_of({"logs": wrong})
 
 
