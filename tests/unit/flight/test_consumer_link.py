@@ -10,7 +10,9 @@ import msgspec
 import pyarrow.flight as fl
 import pytest
 
+from quiver_actors.base.model import BundleId
 from quiver_actors.base.protocol.messages import TopicInfo
+from quiver_actors.client.subscribe_request import NotDelivered
 from quiver_actors.errors import ClosedError, WorkerUnavailable
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.connection import FlightConnection
@@ -19,6 +21,7 @@ from quiver_actors.flight.contract import ERROR_PREFIX, Done
 from quiver_actors.flight.received_parcel import ReceivedParcel
 
 WAIT_SECONDS = 30.0
+LEFT_OUT = NotDelivered("travel", 3, BundleId("travel", 3, 4, 5), 6, 7)
 
 
 class ScriptedServer(fl.FlightServerBase):
@@ -37,7 +40,9 @@ class ScriptedServer(fl.FlightServerBase):
         if action.type == "Subscribe":
             self._attached += 1
             self.known = f"consumer {self._attached}"
-            return iter([msgspec.json.encode(rc.Subscribed(self.known, TopicInfo("travel", {}, "wal", 0), 60.0))])
+            left_out = [LEFT_OUT] if self._attached == 1 else []
+            answer = rc.Subscribed(self.known, TopicInfo("travel", {}, "wal", 0), 60.0, left_out)
+            return iter([msgspec.json.encode(answer)])
         request = msgspec.json.decode(action.body.to_pybytes(), type=rc.Consume)
         if request.subscription != self.known:
             raise fl.FlightServerError(f"{ERROR_PREFIX}{ClosedError.code}:it is not open")
@@ -93,3 +98,10 @@ def test_a_ticket_of_a_consumer_that_was_lost_is_not_sent_for_the_next_one(link:
     link.renew(generation)
     with pytest.raises(ClosedError):
         link.read(rc.TakeTicket("", 5, 1, 0), 0.0, generation)
+
+
+def test_what_a_new_subscriber_does_not_get_stays_known_when_it_is_attached_again(link: ConsumerLink) -> None:
+    assert link.not_delivered == (LEFT_OUT,)
+    link.renew(link.generation)
+    assert link.generation == 2
+    assert link.not_delivered == (LEFT_OUT,)

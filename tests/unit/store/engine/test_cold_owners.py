@@ -215,3 +215,17 @@ def test_a_file_system_without_locks_is_no_reason_not_to_move(directories: Direc
     use_up(driver)
     assert directories.cold_segments() == [3, 4, 5]
     assert faults_of(driver) == ""
+
+
+@pytest.mark.parametrize("has_looked", [True, False])
+def test_a_topic_that_is_deleted_on_a_copy_takes_nothing_along(directories: Directories, has_looked: bool) -> None:
+    original = directories.filled()
+    copy, before = directories.copied(), directories.content()
+    if has_looked:
+        copy.run_for(SECOND_NS)
+    for driver in (copy, original):
+        assert directories.content() == before
+        removal = driver.engine.storage.remove_cold()
+        assert removal is not None
+        removal.run()
+    assert list(directories.cold.glob(f"{ENGINE}/*/*")) == []
