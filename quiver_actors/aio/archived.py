@@ -9,9 +9,10 @@ from quiver_actors.aio.exchange import LoopExchange
 from quiver_actors.base.model import BundleId, Receipt
 from quiver_actors.client.archived import (
     ARCHIVE_TIMEOUT_SECONDS,
+    LOOK_SECONDS,
     Wanted,
-    await_archived,
     incarnations_of,
+    looking,
     topics_of,
     wanted_of,
 )
@@ -41,4 +42,11 @@ class ArchiveWaiting:
         await self._await_archived(wanted, timeout)
 
     async def _await_archived(self, wanted: list[Wanted], timeout_seconds: float) -> None:
-        await asyncio.to_thread(await_archived, self.run_dir, wanted, timeout_seconds)
+        await awaiting_archived(self.run_dir, wanted, timeout_seconds)
+
+
+async def awaiting_archived(run_dir: str, wanted: Iterable[Wanted], timeout_seconds: float) -> None:
+    """Wait as `client.archived.await_archived`. A thread only looks: however many tasks wait, and are cancelled, none of them keeps one."""
+    looks = looking(run_dir, wanted, timeout_seconds)
+    while not await asyncio.to_thread(next, looks, True):
+        await asyncio.sleep(LOOK_SECONDS)

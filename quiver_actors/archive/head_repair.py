@@ -293,6 +293,8 @@ def _written(store: ObjectStore, found: FoundHead, stream: FoundStream) -> Strea
         incarnation=stream.key.incarnation,
         core=stream.key.core,
         archived_through=max(ref.last_segment_seq for ref in refs),
+        # Whoever is owed one of these would wait for it, as for a segment of another archive.
+        expired_through=min(ref.first_segment_seq for ref in refs) - 1,
         parts=tuple(refs),
         slots=stream.slots,
         event_time=stream.event_time,

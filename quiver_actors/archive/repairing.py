@@ -59,7 +59,7 @@ def damaged_parts(store: ObjectStore, node: str, stream: StreamRef) -> Iterator[
     for ref in stream.parts:
         problem = _problem(store, ref)
         if problem:
-            yield DamagedPart(stream.key, ref, problem, _built_again(store, node, stream.key, ref))
+            yield DamagedPart(stream.key, ref, problem, _built_again(store, node, stream, ref))
 
 
 def repair(writer: ManifestWriter, damaged: DamagedPart) -> None:
@@ -78,8 +78,8 @@ def _problem(store: ObjectStore, ref: PartRef) -> str:
     return problem
 
 
-def _built_again(store: ObjectStore, node: str, stream: StreamKey, ref: PartRef) -> Part:
-    infos = list(store.objects(stream_prefix(node, stream)))
+def _built_again(store: ObjectStore, node: str, stream: StreamRef, ref: PartRef) -> Part:
+    infos = list(store.objects(stream_prefix(node, stream.key)))
     segments = {each.segment_seq: each for each in _in_packs(store, infos, ref)}
     segments |= {each.segment_seq: each for each in _alone(store, infos, ref)}
     rows = tuple(segments[number] for number in sorted(segments))
@@ -91,6 +91,8 @@ def _built_again(store: ObjectStore, node: str, stream: StreamKey, ref: PartRef)
         core=stream.core,
         segments=rows,
         holes=tuple(_holes(ref, segments.keys())),
+        slots=stream.slots,
+        event_time=stream.event_time,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from quiver_actors.base.archive_status import ArchivedStream, ArchiveStatus, read_archive_status
@@ -106,7 +106,13 @@ def _has(stream: ArchivedStream, wanted: Wanted, segment_seq: int, first: int, s
 
 
 def await_archived(run_dir: str, wanted: Iterable[Wanted], timeout_seconds: float) -> None:
-    """Wait until all that is wanted is in the archive.
+    """Wait until all that is wanted is in the archive. Raises as `looking`."""
+    for _ in looking(run_dir, wanted, timeout_seconds):
+        time.sleep(LOOK_SECONDS)
+
+
+def looking(run_dir: str, wanted: Iterable[Wanted], timeout_seconds: float) -> Iterator[None]:
+    """Look at each step whether all that is wanted is in the archive; ends when it is. Whoever takes the steps waits between them.
 
     Raises:
         NotArchived: it is not after the time, or never will be. UsageError: the timeout is no number.
@@ -120,7 +126,7 @@ def await_archived(run_dir: str, wanted: Iterable[Wanted], timeout_seconds: floa
             return
         if time.monotonic_ns() >= deadline_ns:
             raise NotArchived(not_archived_text(status, left[0], timeout_seconds))
-        time.sleep(LOOK_SECONDS)
+        yield
 
 
 def not_archived_text(status: ArchiveStatus | None, wanted: Wanted, timeout_seconds: float) -> str:

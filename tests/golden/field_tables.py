@@ -157,7 +157,11 @@ SECTIONS = (
         f"{manifest.PLAIN_VERSION}, those with packs version {manifest.PACKED_VERSION}. The head is "
         "`<node>/manifest.head`, a part `<node>/manifest.parts/<20 digits>-<8 hex>.json`. A field "
         "with a default is left out of most objects where it has that. A reader ignores fields that it does not know; a part without "
-        "`schemas` and segments without a description are of an older program, and are always read.",
+        "`schemas` and segments without a description are of an older program, and are always read. "
+        "The last field of each line, `crc32`, is the CRC-32 (8 hexadecimal digits) of the line without this field and the line feed; "
+        "objects of older programs lack it. A list `<node>/manifest.garbage/<20 digits>-<8 hex>.list` has one key on each line, and the "
+        "CRC-32 of its content in its name. The head's `garbage` names lists like other keys; a list is deleted after the objects that it "
+        "names.",
         (
             manifest.Head,
             manifest.Owner,

@@ -42,6 +42,7 @@ def protect_archiver(message: Message, *, is_archiver: bool, is_guest: bool, is_
     """Refuse whoever uses the archiver's subscriber in its place: what it has resolved counts as archived, and may go from the disk.
 
     Args:
+        message: names that subscriber.
         is_archiver: whether the archiver sends the message.
         is_guest: whether a user does who is not trusted.
         is_enabled: whether the topic is archived. Where it is not, the subscriber is a leftover that its operator may drop.
@@ -49,7 +50,7 @@ def protect_archiver(message: Message, *, is_archiver: bool, is_guest: bool, is_
     Raises:
         NotAllowed: a guest may only look at it. UsageError: so may everybody else.
     """
-    if getattr(message, "subscriber", "") != ARCHIVE_SUBSCRIBER or isinstance(message, Pending):
+    if isinstance(message, Pending):
         return
     if is_guest:
         raise NotAllowed(f"subscriber {ARCHIVE_SUBSCRIBER!r} is the archiver's: nobody else may use it")

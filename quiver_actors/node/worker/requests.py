@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from quiver_actors.base.model import ENTRY_BODY_BYTES_MAX
+from quiver_actors.base.model import ARCHIVE_SUBSCRIBER, ENTRY_BODY_BYTES_MAX
 from quiver_actors.base.protocol.lone import LONE_PUSHES, LoneFields
 from quiver_actors.base.protocol.messages import (
     COUNTS_PRUNED,
@@ -191,7 +191,7 @@ class Requests:
         try:
             if session.guest is not None:
                 self._check_rights(session, session.guest, message)
-            if type(message) in _OF_SUBSCRIBERS:
+            if type(message) in _OF_SUBSCRIBERS and getattr(message, "subscriber", "") == ARCHIVE_SUBSCRIBER:
                 self._protect_archiver(session, message)
             work = self._handlers[type(message)](session, message, now_ns)
         except ProtocolError as error:

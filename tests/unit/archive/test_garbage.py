@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from quiver_actors.archive import garbage
+from quiver_actors.archive import garbage, upkeep
 from quiver_actors.archive.garbage import LIST_KEYS, next_turn, shortened
 from quiver_actors.archive.keys import StreamKey, crc_key, pack_key, part_key, segment_key, staged_key, state_key
 from quiver_actors.archive.manifest import encode
 from quiver_actors.archive.manifest_store import ManifestWriter
+from quiver_actors.archive.merging import Merging
+from quiver_actors.archive.uploads import Throttle
 from quiver_actors.store.objects.errors import ArchiveUnavailable
 from quiver_actors.store.objects.object_store import ObjectStore
 from tests.support.faulty_objects import FaultyStore
@@ -55,6 +58,25 @@ def test_the_head_names_few_and_all_are_deleted(store: ObjectStore) -> None:
         assert 0 < writer.collect_garbage(turn) <= FEW
     assert before > 3
     assert [info.key for info in store.objects("node")] == ["node/manifest.head"]
+
+
+def test_the_archiver_deletes_in_turns_what_was_named_by_no_head_for_two_looks(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "UPKEEP_NS", 0)
+    writer, keys = own(store), some_keys()
+    put_all(store, keys)
+    for key in keys:
+        writer.release(key)
+    keeper = upkeep.Upkeep(store, Merging(store, "node", 0, Throttle(0, print), print))
+    left = []
+    while writer.head.garbage:
+        keeper.advance(writer, {})
+        left.append(len([info for info in store.objects("node") if info.key in keys]))
+    keeper.close()
+    assert left[:2] == [len(keys)] * 2, "readers of a former head have the time between two looks"
+    assert all(before - after <= FEW for before, after in pairwise(left))
+    assert left[-1] == 0
 
 
 def test_keys_that_may_come_back_are_in_no_list(store: ObjectStore) -> None:

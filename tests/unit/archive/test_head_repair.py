@@ -97,7 +97,8 @@ def test_a_head_is_built_again(
     assert (code, told["problems"], told["streams"][0]["lost"]) == (0, [], 0)
     after = head_of(writer.store)
     assert (rows_in(writer.store), after.state) == (rows, before.state)
-    assert (after.streams[0].slots, after.streams[0].archived_through) == ({"page": 0}, SMALL - 1)
+    stream = after.streams[0]
+    assert (stream.slots, stream.archived_through, stream.expired_through) == ({"page": 0}, SMALL - 1, -1)
     assert after.commit > before.commit
     assert after.owner.epoch == told["epoch"] > before.owner.epoch
     check_whole(writer.store, tmp_path)
@@ -195,6 +196,9 @@ def test_first_segments_that_are_gone_may_have_expired(
         in told["problems"][0]
     )
     assert [row.segment_seq for row in rows_in(writer.store)] == list(range(2, SMALL))
+    assert head_of(writer.store).streams[0].expired_through == 1, (
+        "a subscriber that is owed them is told, and does not wait"
+    )
 
 
 def test_numbers_that_a_restore_has_left_out_are_not_lost(

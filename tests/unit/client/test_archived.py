@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import quiver_actors
+from quiver_actors.aio.archived import awaiting_archived
 from quiver_actors.base.archive_status import ARCHIVE_STATUS_FILE, ArchivedStream, ArchiveStatus, read_archive_status
 from quiver_actors.base.model import BundleId
 from quiver_actors.client.archived import NotArchived, Wanted, await_archived, check_until, is_archived, wanted_of
@@ -98,6 +101,22 @@ def test_the_timeout_says_why(tmp_path: Path) -> None:
 def test_a_timeout_that_is_no_number_of_seconds_does_not_wait_for_ever(tmp_path: Path, timeout: float) -> None:
     with pytest.raises(UsageError, match="is not possible"):
         await_archived(str(tmp_path), [wanted(10)], timeout)
+
+
+def test_tasks_that_wait_keep_no_thread_and_let_go_when_they_are_cancelled(tmp_path: Path) -> None:
+    async def main() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        waiting = [asyncio.create_task(awaiting_archived(str(tmp_path), [wanted(9)], 600)) for _ in range(3)]
+        assert await asyncio.wait_for(asyncio.to_thread(int), 60) == 0
+        waiting[0].cancel()
+        (tmp_path / ARCHIVE_STATUS_FILE).write_bytes(msgspec.json.encode(STATUS))
+        found = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+        assert isinstance(found[0], asyncio.CancelledError)
+        assert found[1:] == [None, None]
+        with pytest.raises(NotArchived):
+            await awaiting_archived(str(tmp_path), [wanted(10)], 0)
+
+    asyncio.run(main())
 
 
 def test_a_status_of_another_version_or_a_damaged_one_says_nothing(tmp_path: Path) -> None:
