@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from quiver_actors.base.units import KIB
+from quiver_actors.errors import DiskError
 from quiver_actors.store.files.paths import EnginePaths
 from quiver_actors.store.wal.layout import HEADER_BYTES
 from tests.disks.crashes import CrashMode
@@ -271,3 +272,22 @@ def test_a_start_goes_on_without_room_for_an_empty_log(begin: Callable[[], SimDi
     EngineDriver(faulty, SETTINGS)
     assert disk.exists(PATHS.active)
     assert owed(disk.crash(CrashMode.KEEP), "ann")[1] == []
+
+
+@pytest.mark.parametrize("begin", [killed, adopted_from], ids=["ours", "theirs"])
+def test_a_start_whose_disk_fails_at_the_empty_log_can_be_done_again(begin: Callable[[], SimDisk]) -> None:
+    disk = begin()
+    faulty = FaultyDisk(disk)
+    faulty.fail("create", 1, errno.EIO, path_part="quiver.wal.tmp")
+    with pytest.raises(DiskError, match="simulated"):
+        EngineDriver(faulty, SETTINGS)
+    assert owed(disk.crash(CrashMode.KEEP), "ann")[1] == []
+
+
+def test_a_blank_log_is_told_of_also_where_there_is_no_room_for_an_empty_one() -> None:
+    disk = killed()
+    scribble(disk)
+    faulty = FaultyDisk(disk)
+    faulty.fail("create", 1, errno.ENOSPC, path_part="quiver.wal.tmp")
+    assert owed(faulty, "ann") == ([0, 1], [(1, 0, 0), (2, 0, 0)])
+    assert owed(disk.crash(CrashMode.KEEP), "ann") == ([0, 1], [(1, 0, 0), (2, 0, 0)])
