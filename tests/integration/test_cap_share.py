@@ -16,7 +16,7 @@ from quiver_actors.store.status.status_view import take_status
 from quiver_actors.supervisor.measure import measure
 from tests.integration.capped_node import STEP, bundle, config, drain, key_of, push_answered, wait_until
 from tests.integration.client_node import ClientNode, client_node
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 
 CAP = 48 * MIB
 LIMIT = CAP // 4
@@ -102,12 +102,12 @@ def test_the_share_is_shown_changes_live_and_must_hold_the_logs() -> None:
             return share.limit_bytes, share.used_bytes > 0
 
         wait_until(lambda: shown() == (LIMIT, True), "status shows it")
-        text = run_quiver("topics", "show", "small", *where).stdout
+        text = run_here("topics", "show", "small", *where).stdout
         assert "of the 12.0 MiB that it may have" in text
-        assert "of the 12.0 MiB that it may have" in run_quiver("status", *where).stdout
+        assert "of the 12.0 MiB that it may have" in run_here("status", *where).stdout
         client.create_topic("other", {"retention.cap_share": "30%"})
         client.set_topic("other", {"retention.cap_share": 0.5})
-        document = json.loads(run_quiver("topics", "show", "other", "--json", *where).stdout)["topic"]
+        document = json.loads(run_here("topics", "show", "other", "--json", *where).stdout)["topic"]
         assert document["settings"]["retention.cap_share"] == 0.5
         wait_until(
             lambda: {share.limit_bytes for share in take_status(where[1]).shares} == {LIMIT, CAP // 2}, "the change"

@@ -14,7 +14,7 @@ from quiver_actors.base.model import BundleId, Receipt
 from quiver_actors.client import Client, Subscription
 from quiver_actors.errors import AlreadyResolved, ClosedError, NotClaimed, NotStored, UnknownSubscriber, UsageError
 from tests.integration.client_node import ClientNode, first_id, node_fixture, numbers, take
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 from tests.unit.node.worker.harness import until
 
 node = node_fixture(cores=2)
@@ -142,7 +142,7 @@ def test_in_flight_window_holds_back_until_something_is_resolved(node: ClientNod
 
 def full_windows(node: ClientNode, subscriber: str) -> int:
     """Consumers that could be given more but for their window, as `quiver status` says."""
-    status = json.loads(run_quiver("status", "--run-dir", str(node.directories.run), "--json").stdout)
+    status = json.loads(run_here("status", "--run-dir", str(node.directories.run), "--json").stdout)
     return sum(each["window_full"] for each in status["subscribers"] if each["subscriber"] == subscriber)
 
 

@@ -17,7 +17,7 @@ from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client import Client, Delivery, Subscription
 from quiver_actors.store.subscriber.dead_letters import Origin, origin_of
 from tests.integration.client_node import ClientNode, client_node, numbers, take
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 from tests.unit.node.worker.faulty_disk import FaultyDisk
 from tests.unit.node.worker.harness import WireClient, WorkerThread, running, settings, table, topic, until
 
@@ -167,7 +167,7 @@ def give_up(subscription: Subscription, count: int) -> None:
 
 
 def replay(node: ClientNode, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return run_quiver("subscribers", "replay-dead-letters", *arguments, "--run-dir", str(node.directories.run))
+    return run_here("subscribers", "replay-dead-letters", *arguments, "--run-dir", str(node.directories.run))
 
 
 def replayed(node: ClientNode, *arguments: str) -> dict[str, Any]:

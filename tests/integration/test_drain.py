@@ -18,8 +18,9 @@ from quiver_actors.errors import Draining, PushTimeout, WorkerUnavailable
 from quiver_actors.flight.members import Member, MemberDirectory
 from quiver_actors.store.wal.layout import CURSOR_NAME, HEADER_BYTES
 from tests.integration.client_node import ClientNode, first_id, node_fixture, numbers, take
-from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line, run_quiver
+from tests.integration.node_process import DEADLINE_SECONDS, ROOT, command_line
 from tests.integration.spark_node import micro_batch
+from tests.support.commands import run_here
 from tests.unit.node.worker.harness import until
 
 CONFIG = """
@@ -51,7 +52,7 @@ def wait_intake_stopped(node: ClientNode) -> None:
 
 
 def status(node: ClientNode) -> Any:
-    return json.loads(run_quiver("status", "--run-dir", str(node.directories.run), "--json").stdout)
+    return json.loads(run_here("status", "--run-dir", str(node.directories.run), "--json").stdout)
 
 
 def is_refused(client: Client) -> bool:
@@ -112,7 +113,7 @@ def test_who_is_behind_is_named_and_gets_the_rest_after_a_restart(node: ClientNo
             client.flush()
             for delivery in take(done, 20):
                 delivery.ack()
-        drained = run_quiver("drain", "--run-dir", str(node.directories.run), "--timeout", "300ms")
+        drained = run_here("drain", "--run-dir", str(node.directories.run), "--timeout", "300ms")
     assert drained.returncode == 5
     assert "subscriber slow of topic default: 20 bundles behind" in drained.stderr
     assert "nobody connected" in drained.stderr
@@ -149,7 +150,7 @@ def test_a_node_can_be_kept_for_those_who_are_behind(node: ClientNode) -> None:
     run_dir = str(node.directories.run)
     with node.connect() as client, client.subscribe("slow") as slow:
         client.push(numbers(1))
-        first = run_quiver("drain", "--run-dir", run_dir, "--timeout", "200ms", "--keep-behind", "--json")
+        first = run_here("drain", "--run-dir", run_dir, "--timeout", "200ms", "--keep-behind", "--json")
         report = json.loads(first.stdout)
         assert (first.returncode, report["drained"], report["ended"]) == (5, False, False)
         assert [(each["subscriber"], each["lag_bundles"]) for each in report["behind"]] == [("slow", 1)]
@@ -157,7 +158,7 @@ def test_a_node_can_be_kept_for_those_who_are_behind(node: ClientNode) -> None:
         (delivery,) = take(slow, 1)
         delivery.ack()
         slow.flush()
-        second = run_quiver("drain", "--run-dir", run_dir, "--json")
+        second = run_here("drain", "--run-dir", run_dir, "--json")
         assert (second.returncode, json.loads(second.stdout)["drained"]) == (0, True)
 
 
@@ -179,13 +180,13 @@ def test_a_worker_that_is_started_again_meanwhile_takes_nothing_either(node: Cli
 
 def test_a_wrong_directory_of_nodes_is_told_before_the_intake_is_stopped(node: ClientNode) -> None:
     drain = ("drain", "--run-dir", str(node.directories.run), "--leave", "--nodes")
-    refused = run_quiver(*drain, "node-a=grpc://127.0.0.1:8815")
+    refused = run_here(*drain, "node-a=grpc://127.0.0.1:8815")
     assert refused.returncode == 2, refused.stderr
     assert not any(worker["intake_stopped"] for worker in status(node)["workers"])
 
 
 def test_without_a_node_there_is_nothing_to_drain(tmp_path: Path) -> None:
-    drained = run_quiver("drain", "--run-dir", str(tmp_path))
+    drained = run_here("drain", "--run-dir", str(tmp_path))
     assert drained.returncode == 3
     assert "no node is running" in drained.stderr
     assert not os.listdir(tmp_path)
@@ -215,7 +216,7 @@ def test_a_node_with_staged_parts_does_not_leave_and_says_so(node: ClientNode, t
         stage.push(numbers(0))
         assert stage.prepare() is not None
     run_dir = str(node.directories.run)
-    drained = run_quiver("drain", "--run-dir", run_dir, "--timeout", "30s", "--leave", "--nodes", str(tmp_path))
+    drained = run_here("drain", "--run-dir", run_dir, "--timeout", "30s", "--leave", "--nodes", str(tmp_path))
     assert drained.returncode == 5, drained.stderr
     assert f"the node stays in the directory of nodes {tmp_path}" in drained.stderr
     assert len(nodes.members()) == 1

@@ -6,7 +6,7 @@ from quiver_actors.client import Client
 from quiver_actors.store.status.status_view import take_status
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, consume_until, node_fixture, numbers
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 
 CONFIG = """
 [segment]
@@ -40,7 +40,7 @@ def kept_bytes(node: ClientNode) -> int:
 
 
 def keep_for(node: ClientNode, duration: str) -> None:
-    done = run_quiver("topics", "set", "kept", f"retention.keep_for={duration}", "--run-dir", str(node.directories.run))
+    done = run_here("topics", "set", "kept", f"retention.keep_for={duration}", "--run-dir", str(node.directories.run))
     assert done.returncode == 0, done.stderr
 
 
@@ -55,7 +55,7 @@ def test_what_was_acknowledged_stays_is_shown_survives_a_restart_and_goes_with_t
             assert set(consume_until(subscription, IDS)) == IDS
             subscription.flush()
     wait_until(lambda: kept_bytes(node) > 0, "the figure")
-    said = run_quiver("status", "--run-dir", str(node.directories.run)).stdout
+    said = run_here("status", "--run-dir", str(node.directories.run)).stdout
     assert "that every subscriber is done with, kept by retention.keep_for" in said
     node.kill_supervisor()
     node.restart()

@@ -25,7 +25,7 @@ from quiver_actors.flight.local import LocalNode
 from quiver_actors.forward import Backoff, Deliverer, Forwarder, Outcome, ParquetFiles
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, node_fixture, take
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 from tests.unit.forward.lakes import LAKES
 from tests.unit.node.worker.harness import until
 
@@ -346,7 +346,7 @@ def test_tail_leaves_a_damaged_bundle_out_and_goes_on(node: ClientNode, topic: s
         push_all(client, topic)
     damage(node, topic)
     run_dir = str(node.directories.run)
-    found = run_quiver("tail", topic, "--from", "earliest", "--until-idle", "3s", "--run-dir", run_dir)
+    found = run_here("tail", topic, "--from", "earliest", "--until-idle", "3s", "--run-dir", run_dir)
     assert found.returncode == 0
     assert f"bundle {DAMAGED} is damaged" in found.stderr
     assert len(set(found.stdout.splitlines())) == COUNT - 1

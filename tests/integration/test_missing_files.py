@@ -13,7 +13,7 @@ from quiver_actors.store.disk.posix import PosixDisk
 from tests.disks.faulty import FaultyDisk
 from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_node, first_id, numbers
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 from tests.support.engine_driver import EngineDriver, topic_settings
 
 BUNDLES = 3
@@ -58,7 +58,7 @@ def number_of(delivery: Delivery) -> int:
 
 
 def verified(data: Path) -> list[tuple[str, str]]:
-    done = run_quiver("verify", "--data-dir", str(data), "--json")
+    done = run_here("verify", "--data-dir", str(data), "--json")
     assert done.returncode == 5, done.stdout + done.stderr
     return [(found["code"], found["message"]) for found in json.loads(done.stdout)["findings"]]
 
@@ -91,7 +91,7 @@ def test_verify_names_a_log_that_is_gone_from_between_others(tmp_path: Path) -> 
 
 
 def health(node: ClientNode) -> tuple[int, str]:
-    done = run_quiver("status", "--run-dir", str(node.directories.run), "--check", "healthy")
+    done = run_here("status", "--run-dir", str(node.directories.run), "--check", "healthy")
     return done.returncode, done.stderr
 
 

@@ -15,7 +15,7 @@ from quiver_actors.errors import InvalidBundle, NotStored, UnknownSlot, UnknownT
 from quiver_actors.flight.contract import schema_of
 from quiver_actors.flight.local import LocalNode
 from tests.integration.client_node import ClientNode, client_node
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 
 CONFIG = """
 [topics.travel]
@@ -63,15 +63,15 @@ def test_all_ways_to_ask_give_one_schema_of_sealed_and_open_segments(node: Clien
 
 def test_the_command_shows_it(node: ClientNode) -> None:
     run_dir = str(node.directories.run)
-    done = run_quiver("topics", "show", "travel", "--schema", "--run-dir", run_dir)
+    done = run_here("topics", "show", "travel", "--schema", "--run-dir", run_dir)
     assert done.returncode == 0, done.stderr
     assert "# slot 3 flights, 2 stored schemas\n" in done.stdout
     assert {"carrier: string", "delay: int32", "gate: string"} < set(done.stdout.splitlines())
-    done = run_quiver("topics", "show", "travel", "--schema", "--json", "--run-dir", run_dir)
+    done = run_here("topics", "show", "travel", "--schema", "--json", "--run-dir", run_dir)
     (slot,) = json.loads(done.stdout)["slots"]
     assert (slot["slot"], slot["name"], slot["stored_schemas"]) == (3, "flights", 2)
     assert {"name": "gate", "type": "string", "nullable": True} in slot["columns"]
-    done = run_quiver("topics", "show", "empty", "--schema", "--run-dir", run_dir)
+    done = run_here("topics", "show", "empty", "--schema", "--run-dir", run_dir)
     assert (done.returncode, done.stdout) == (0, "# topic empty has nothing stored: its columns are not known\n")
 
 
@@ -95,7 +95,7 @@ def test_a_conflict_says_which_segments_hold_what() -> None:
         conflict = r"'delay'.*int16 in segment 0 of core 0; string in segment 1 of core 0"
         with pytest.raises(SchemaConflict, match=conflict):
             client.schema()
-        done = run_quiver("topics", "show", "default", "--schema", "--run-dir", str(node.directories.run))
+        done = run_here("topics", "show", "default", "--schema", "--run-dir", str(node.directories.run))
         assert done.returncode == 1
         assert "'delay'" in done.stderr
         client.push({1: PLAIN, 2: CODED})

@@ -11,7 +11,7 @@ import pytest
 from quiver_actors.client import Client, Delivery, GapNotice
 from quiver_actors.errors import AlreadyResolved
 from tests.integration.client_node import ClientNode, client_fixture, first_id, node_fixture, numbers, take
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 
 BUNDLES = 20
 
@@ -21,7 +21,7 @@ client = client_fixture(scope="function")
 
 
 def seek(node: ClientNode, subscriber: str, position: str, *arguments: str) -> Any:
-    done = run_quiver("subscribers", "seek", subscriber, position, "--run-dir", str(node.directories.run), *arguments)
+    done = run_here("subscribers", "seek", subscriber, position, "--run-dir", str(node.directories.run), *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
@@ -104,6 +104,6 @@ def test_what_cannot_be_done_is_said(
 ) -> None:
     with client.subscribe("someone") as subscription:
         client.push(numbers(1))
-        refused = run_quiver("subscribers", "seek", subscriber, *arguments, "--run-dir", str(node.directories.run))
+        refused = run_here("subscribers", "seek", subscriber, *arguments, "--run-dir", str(node.directories.run))
         assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
         take(subscription, 1)[0].ack()

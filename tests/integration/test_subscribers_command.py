@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 from tests.integration.client_node import ClientNode, node_fixture, numbers, take
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 
 node = node_fixture(cores=2)
 
 
 def subscribers(node: ClientNode, command: str, *arguments: str) -> Any:
-    found = run_quiver("subscribers", command, "--run-dir", str(node.directories.run), *arguments)
+    found = run_here("subscribers", command, "--run-dir", str(node.directories.run), *arguments)
     assert not found.stderr
     return found
 
@@ -50,16 +50,16 @@ def test_list_lag_orphans_and_drop(node: ClientNode) -> None:
             assert subscribers(node, "lag", "--topic", "travel", "--max", "29").returncode == 4
             orphans = json.loads(subscribers(node, "orphans", "--json").stdout)["subscribers"]
             assert [each["subscriber"] for each in orphans] == ["left"]
-            refused = run_quiver("subscribers", "drop", "here", "--yes", "--run-dir", str(node.directories.run))
+            refused = run_here("subscribers", "drop", "here", "--yes", "--run-dir", str(node.directories.run))
             assert refused.returncode == 2
             assert "is in use" in refused.stderr
         assert "dropped subscriber left" in subscribers(node, "drop", "left", "--yes").stdout
-        unknown = run_quiver(
+        unknown = run_here(
             "subscribers", "drop", "left", "--yes", "--run-dir", str(node.directories.run), "--topic", "travel"
         )
         assert unknown.returncode == 2
         assert "no subscriber 'left' of topic 'travel'" in unknown.stderr
         for command in (["lag", "--max", "1"], ["list"], ["orphans"]):
-            misspelt = run_quiver("subscribers", *command, "--run-dir", str(node.directories.run), "--topic", "travle")
+            misspelt = run_here("subscribers", *command, "--run-dir", str(node.directories.run), "--topic", "travle")
             assert misspelt.returncode == 2
             assert "topic 'travle' does not exist on this node" in misspelt.stderr

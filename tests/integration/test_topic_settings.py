@@ -15,7 +15,7 @@ from quiver_actors.base.config.table import Scope, Setting, settings_of
 from quiver_actors.client import Client
 from quiver_actors.errors import UnknownSlot
 from tests.integration.client_node import ClientNode, client_node, numbers
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 from tests.unit.node.worker.harness import until
 
 FIRST = {
@@ -130,7 +130,7 @@ def client(node: ClientNode) -> Iterator[Client]:
 
 
 def quiver(node: ClientNode, *words: str) -> Any:
-    done = run_quiver(*words, "--json", "--run-dir", str(node.directories.run))
+    done = run_here(*words, "--json", "--run-dir", str(node.directories.run))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["topic"]
 

@@ -33,7 +33,7 @@ from tests.integration.client_node import (
     numbers,
     take,
 )
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 from tests.unit.node.worker.harness import until
 
 node = node_fixture(cores=2)
@@ -42,7 +42,7 @@ client = client_fixture(scope="function")
 
 def quiver(node: ClientNode, *arguments: str) -> str:
     """One command for that node; fails the test where it fails."""
-    done = run_quiver(*arguments, "--run-dir", str(node.directories.run))
+    done = run_here(*arguments, "--run-dir", str(node.directories.run))
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -170,7 +170,7 @@ def test_commands_list_create_change_and_delete(node: ClientNode) -> None:
     assert "would delete topic shop with 0 bundles" in quiver(node, "topics", "delete", "shop", "--dry-run")
     assert "deleted" in quiver(node, "topics", "delete", "shop", "--yes")
     assert "shop" not in quiver(node, "topics", "list")
-    refused = run_quiver("topics", "create", "shop", "segment.size=1", "--run-dir", str(node.directories.run))
+    refused = run_here("topics", "create", "shop", "segment.size=1", "--run-dir", str(node.directories.run))
     assert refused.returncode == 2
     assert "did you mean 'segment." in refused.stderr
 
@@ -184,7 +184,7 @@ def test_changes_survive_a_kill_of_the_whole_node_and_a_deletion_is_finished_by_
             client.push(numbers(2), topic="gone")
             before = client.topics()
             node.signal_worker(0, signal.SIGSTOP)  # it cannot let go of the topic: the deletion stays half done
-            refused = run_quiver("topics", "delete", "gone", "--yes", "--timeout", "200ms", "--run-dir", client.run_dir)
+            refused = run_here("topics", "delete", "gone", "--yes", "--timeout", "200ms", "--run-dir", client.run_dir)
             assert (refused.returncode, "the change is durable" in refused.stderr) == (1, True)
             assert (node.directories.data / "gone").is_dir()
         node.kill_supervisor()
@@ -216,7 +216,7 @@ def test_a_reload_applies_what_can_change_live_and_says_what_cannot() -> None:
         with node.connect() as client:
             assert client.push(numbers(1), topic="added").durability is Durability.WRITTEN
         file.write_text("croes = 1\n")
-        refused = run_quiver("config", "reload", "--run-dir", str(node.directories.run))
+        refused = run_here("config", "reload", "--run-dir", str(node.directories.run))
         assert (refused.returncode, "did you mean 'cores'" in refused.stderr) == (2, True)
         node.process.signal(signal.SIGHUP)
         node.process.wait_for("node.reload_refused")

@@ -13,7 +13,7 @@ from quiver_actors.errors import UsageError
 from quiver_actors.spark.options import WRITE, parse_options
 from quiver_actors.spark.task import write_task
 from tests.integration.client_node import ClientNode, client_fixture, node_fixture, numbers, take
-from tests.integration.node_process import run_quiver
+from tests.support.commands import run_here
 
 PARENTS = [f"00-{trace:032x}-{trace:016x}-01" for trace in range(1, 9)]
 
@@ -66,9 +66,9 @@ def test_tail_shows_it(node: ClientNode, client: Client) -> None:
     with client.subscribe("keeper", topic="quick"):
         client.push(numbers(1), topic="quick", trace_context=PARENTS[6])
     tail = ["tail", "quick", "--from", "earliest", "--count", "1", "--run-dir", str(node.directories.run)]
-    shown = run_quiver(*tail, "--json")
+    shown = run_here(*tail, "--json")
     assert json.loads(shown.stdout)["trace_context"] == {"traceparent": PARENTS[6]}, shown.stderr
-    assert PARENTS[6] in run_quiver(*tail).stdout
+    assert PARENTS[6] in run_here(*tail).stdout
 
 
 def test_what_is_no_trace_context_is_refused_before_anything_is_pushed(client: Client) -> None:

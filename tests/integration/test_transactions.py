@@ -23,9 +23,10 @@ from quiver_actors.errors import (
     UsageError,
 )
 from quiver_actors.transactions import Decisions
+from tests.integration.capped_node import wait_until
 from tests.integration.client_node import ClientNode, client_fixture, node_fixture, take
-from tests.integration.node_process import run_quiver
 from tests.integration.transacting import PATIENCE_SECONDS, eventually, numbers, stage, states, visible
+from tests.support.commands import run_here
 
 node = node_fixture(cores=2)
 client = client_fixture(scope="function")
@@ -190,27 +191,26 @@ def test_operators_see_and_end_transactions(node: ClientNode, client: Client, tm
     lost = stage(client, "op-lost", 70, decisions=log.location)
     kept = stage(client, "op-kept", 71)
     run_dir = ("--run-dir", str(node.directories.run))
-    listed = run_quiver("transactions", "list", *run_dir)
+    listed = run_here("transactions", "list", *run_dir)
     assert listed.returncode == 0, listed.stderr
     assert [line.split()[0] for line in listed.stdout.splitlines()] == ["TRANSACTION", "op-lost", "op-kept"]
-    found = json.loads(run_quiver("transactions", "list", "--json", *run_dir).stdout)["stages"]
+    found = json.loads(run_here("transactions", "list", "--json", *run_dir).stdout)["stages"]
     assert [(each["transaction"], each["state"], each["bundles"]) for each in found] == [
         ("op-lost", "prepared", 1),
         ("op-kept", "prepared", 1),
     ]
-    shown = run_quiver("status", *run_dir)
-    assert "transactions: 2 staged, " in shown.stdout
-    undecided = run_quiver("transactions", "publish", "op-kept", *run_dir)
+    wait_until(lambda: "transactions: 2 staged, " in run_here("status", *run_dir).stdout, "status to show the stages")
+    undecided = run_here("transactions", "publish", "op-kept", *run_dir)
     assert undecided.returncode == 2
     assert "was not committed" in undecided.stderr
-    assert run_quiver("transactions", "drop", "op-lost", "--yes", *run_dir).returncode == 0
+    assert run_here("transactions", "drop", "op-lost", "--yes", *run_dir).returncode == 0
     with pytest.raises(TransactionAborted):
         log.commit("op-lost", 0, [lost])
     client.decide("op-kept", 0, [kept])
-    assert "cannot be dropped" in run_quiver("transactions", "drop", "op-kept", "--yes", *run_dir).stderr
-    assert run_quiver("transactions", "publish", "op-kept", *run_dir).returncode == 0
+    assert "cannot be dropped" in run_here("transactions", "drop", "op-kept", "--yes", *run_dir).stderr
+    assert run_here("transactions", "publish", "op-kept", *run_dir).returncode == 0
     assert sorted(visible(client)) == sorted([*before, 71])
-    assert run_quiver("transactions", "list", *run_dir).stdout == "nothing is staged\n"
+    assert run_here("transactions", "list", *run_dir).stdout == "nothing is staged\n"
 
 
 def test_nobody_drops_what_was_committed_and_is_not_published_yet(client: Client) -> None:

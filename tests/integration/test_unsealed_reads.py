@@ -15,7 +15,8 @@ from quiver_actors.cli.main import main
 from quiver_actors.client import Client
 from quiver_actors.errors import NotStored, UsageError
 from tests.integration.client_node import ClientNode, client_fixture, node_fixture, numbers, take
-from tests.integration.node_process import ROOT, command_line, run_quiver
+from tests.integration.node_process import ROOT, command_line
+from tests.support.commands import run_here
 from tests.unit.node.worker.harness import until
 
 node = node_fixture(config="[segment]\nmax_open_duration = '1h'\n")
@@ -101,7 +102,7 @@ def test_tail_prints_bundles_before_their_seal(node: ClientNode, client: Client,
     for number in range(2):
         client.push(numbers(number), topic=topic)
     tail = ("tail", topic, "--count", "2", "--json", "--run-dir", str(node.directories.run))
-    done = run_quiver(*tail, "--from", "earliest")
+    done = run_here(*tail, "--from", "earliest")
     assert [json.loads(line)["bundle_index"] for line in done.stdout.splitlines()] == [0, 1]
     command = command_line("quiver_actors.cli.main", *tail)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as live:
@@ -135,7 +136,7 @@ def test_dead_letters_go_back_before_their_seal(node: ClientNode, client: Client
     until(are_there, "the letter")
     for options, replayed in ((["--dry-run"], 1), (["--yes"], 1), (["--yes"], 0)):
         command = ["subscribers", "replay-dead-letters", letters, "--json", "--run-dir", str(node.directories.run)]
-        report = json.loads(run_quiver(*command, *options).stdout)
+        report = json.loads(run_here(*command, *options).stdout)
         assert sum(each["bundles"] for each in report["replayed"]) == replayed
     with node.connect() as fresh:
         assert sealed_count(fresh, letters) == sealed_count(fresh, topic) == 0
