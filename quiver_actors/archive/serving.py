@@ -83,14 +83,14 @@ class ArchiveReads:
         node: str,
         catalogue: Callable[[], Catalogue | None],
         files: SegmentFiles,
-        cores: Callable[[str], list[RetiredCore]] = lambda topic: [],
+        cores: Callable[[str], list[RetiredCore]] | None = None,
     ) -> None:
         """
         Args:
             catalogue: says which topics the node has, and whose they are.
-            cores: says which cores a topic has or has had here.
+            cores: says which cores a topic has or has had here; None: nobody knows.
         """
-        self.cores = cores
+        self._cores = cores
         self._store = store
         self._node = node
         self._catalogue = catalogue
@@ -105,6 +105,7 @@ class ArchiveReads:
         Raises:
             NotAllowed: the user may not read the topic.
             UnknownTopic: the node has none of that name.
+            StorageUnavailable: a guest asks for what a former topic of that name has left, or a directory of this one cannot be read.
         """
         catalogue = self._catalogue()
         topic = None if catalogue is None else catalogue.topics.get(request.topic)
@@ -112,6 +113,22 @@ class ArchiveReads:
             raise UnknownTopic(f"topic {request.topic!r} does not exist on this node")
         name = f"archive.{type(request).__name__}"
         require(user, user.caller(topic.settings), name, f"topic {request.topic!r}")
+        if isinstance(request, ListArchived | OpenArchived) and not user.is_operator:
+            self._check_present(request)
+
+    def cores(self, topic: str) -> list[RetiredCore]:
+        """The cores that a topic has or has had here. Raises StorageUnavailable."""
+        return [] if self._cores is None else self._cores(topic)
+
+    def _check_present(self, request: ListArchived | OpenArchived) -> None:
+        # Whose a former topic of that name was, nobody knows any more.
+        if self._cores is not None and request.incarnation not in {
+            each.incarnation for each in self.cores(request.topic)
+        }:
+            raise StorageUnavailable(
+                f"topic {request.topic!r} has no directory of incarnation {request.incarnation!r} here: of a former topic of that name "
+                "only the node's own user reads what is archived"
+            )
 
     def listed(self, request: ListArchived) -> ArchivedList:
         """Return the segments and holes of a stream that are archived by now. Raises QuiverError: the store cannot be read."""

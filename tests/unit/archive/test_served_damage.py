@@ -7,12 +7,15 @@ import pytest
 from quiver_actors.archive.keys import crc_key
 from quiver_actors.archive.reading.archive import Archive
 from quiver_actors.archive.reading.contents import NodeContents
+from quiver_actors.archive.serving import ArchiveReads
+from quiver_actors.base.protocol.archive_messages import ListArchived, OpenArchived, RetiredCore
+from quiver_actors.base.rights import Caller
 from quiver_actors.client.archive_door import ArchiveDoor
 from quiver_actors.client.archived_reader import ArchivedReader, ArchivedSegment
 from quiver_actors.errors import ChecksumMismatch, NotStored, StorageUnavailable
 from quiver_actors.store.segment.ranged import RangedReader
 from tests.support.archived import INCARNATION, NODE
-from tests.unit.archive.test_serving import Served, door, numbers, request, served
+from tests.unit.archive.test_serving import USERS, Served, door, numbers, request, served
 
 __all__ = ["door", "served"]
 SEGMENT = ArchivedSegment("segment 0", 3, 3, True, lambda _: "")
@@ -35,6 +38,22 @@ def test_an_archive_whose_head_was_deleted_is_unavailable_and_nothing_is_lost(
     served.writer.store.delete(f"{NODE}/manifest.head")
     with pytest.raises(StorageUnavailable, match=r"manifest\.head"):
         door.listed("default", 0, INCARNATION, 0)
+
+
+@pytest.mark.parametrize("user", [Caller.OWNER, Caller.GUEST])
+@pytest.mark.parametrize("kind", [ListArchived, OpenArchived])
+def test_what_a_former_topic_of_the_name_has_left_is_the_operators(
+    served: Served, user: Caller, kind: type[ListArchived] | type[OpenArchived]
+) -> None:
+    """The owner of the present one, and its guests, may not be those of the former one."""
+    present = "fedcba9876543210"
+    cores = [RetiredCore(0, present, 0, 0)]
+    reads = ArchiveReads(served.writer.store, NODE, lambda: served.catalogue, served.files, lambda topic: cores)
+    former, of_present = ((kind("default", 0, each, 0)) for each in (INCARNATION, present))
+    with pytest.raises(StorageUnavailable, match="former topic"):
+        reads.check(USERS[user], former)
+    reads.check(USERS[user], of_present)
+    reads.check(USERS[Caller.OPERATOR], former)
 
 
 DAMAGES = {
