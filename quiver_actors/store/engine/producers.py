@@ -123,7 +123,7 @@ class Producers:
             found.append(place)
         return found
 
-    def holds_back(self, segment_seq: int | None) -> bool:
+    def holds_back(self, segment_seq: int) -> bool:
         """Whether that segment must not be sealed before the file has its keys."""
         return segment_seq in self._unsaved
 

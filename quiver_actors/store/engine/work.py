@@ -215,8 +215,10 @@ class Tasks:
     # --- where several parts meet ------------------------------------------------------------------------------------------
 
     def _seal_job(self) -> SealJob | None:
-        held_back = self._parts.producers.holds_back(self._parts.logs.sealed_next)
-        if held_back or not self._parts.group_commit.has_log_behind:
+        sealed_next = self._parts.logs.sealed_next
+        if sealed_next is None or self._parts.producers.holds_back(sealed_next):
+            return None
+        if not self._parts.group_commit.has_log_behind:
             return None
         return self._parts.logs.seal_job(before=self._parts.stage_jobs.first_publishing)
 

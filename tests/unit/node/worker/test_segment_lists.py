@@ -92,12 +92,12 @@ def test_a_log_that_ends_is_read_before_its_seal_though_nobody_subscribes(monkey
         push_acknowledged(bench, 0)
         bench.driver.engine.seal_now()
         bench.host.touch()
-        bench.host.turn(bench.clock.now_ns)
-        for _ in range(2):  # the commit, then the empty log that stands behind this one before it is sealed
-            job, finished = bench.jobs.popleft()
-            job.run()
-            finished()
+        for _ in ("the end of the log", "the empty log behind it"):
             bench.host.turn(bench.clock.now_ns)
+            commit, finished = bench.jobs.popleft()
+            commit.run()
+            finished()
+        bench.host.turn(bench.clock.now_ns)
         assert any(isinstance(job, SealJob) for job, _ in bench.jobs), "it is under way, and not done"
         ask(bench)
         (found,) = lists(bench)
