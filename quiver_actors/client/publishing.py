@@ -118,7 +118,7 @@ def deciding(
         return None
     try:
         return msgspec.json.decode(call.answer.decision, type=Decision)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DecisionUnavailable(f"the worker's answer is not a decision: {error}") from error
 
 

@@ -83,7 +83,7 @@ def _frame(facts: pa.Scalar, slots: pa.Scalar, streams: pa.Scalar, kind: Any) ->
         raise ProtocolError(f"{len(values)} batches came for the slots {list(ids)[:SLOTS_MAX]}")
     try:
         decoded = msgspec.msgpack.decode(facts.as_buffer(), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"the facts of a bundle cannot be read: {error}") from error
     return Frame(decoded, {slot_id: _batch(slot_id, each) for slot_id, each in zip(ids, values, strict=True)})
 

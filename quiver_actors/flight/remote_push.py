@@ -183,7 +183,7 @@ def _answer(writer: fl.FlightStreamWriter, reader: fl.FlightMetadataReader, kind
         raise ProtocolError(f"the server ended a push without its {kind.__name__}")
     try:
         return msgspec.json.decode(found.to_pybytes(), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"the server answered a push with something else: {error}") from error
 
 

@@ -113,7 +113,7 @@ def decoded_ticket(ticket: bytes) -> RemoteTicket | None:
     """The ticket of a flight or of a remote client; None: it is another one."""
     try:
         found: RemoteTicket = msgspec.json.decode(ticket, type=RemoteTicket)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return found
 

@@ -27,7 +27,7 @@ def load_history(run_dir: str, since_unix_ns: int) -> list[Sample]:
     try:
         with open(os.path.join(run_dir, NAME), "rb", opener=_open_own) as file:
             samples = msgspec.json.decode(file.read(_SIZE_BYTES_MAX), type=list[Sample])
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return []
     return [sample for sample in samples if sample.unix_ns >= since_unix_ns][-SAMPLES_MAX:]
 

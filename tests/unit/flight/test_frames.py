@@ -8,15 +8,14 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from quiver_actors.errors import InvalidBundle
+from quiver_actors.errors import InvalidBundle, ProtocolError
 from quiver_actors.flight import remote_contract as rc
 from quiver_actors.flight.frames import FRAMES, Frame, framed, unframed
 
 FACTS = rc.PushedFacts()
 
 
-def message_of(streams: Mapping[int, pa.Buffer]) -> pa.RecordBatch:
-    facts = msgspec.msgpack.encode(FACTS)
+def message_of(streams: Mapping[int, pa.Buffer], facts: bytes = msgspec.msgpack.encode(FACTS)) -> pa.RecordBatch:
     columns = [[facts], [bytes(streams)], [[stream.to_pybytes() for stream in streams.values()]]]
     return pa.RecordBatch.from_arrays(
         [pa.array(each, field.type) for each, field in zip(columns, FRAMES, strict=True)], schema=FRAMES
@@ -61,3 +60,9 @@ def test_the_compression_of_arrow_0_17_is_refused_too() -> None:
     with pytest.raises(InvalidBundle, match="came compressed"):
         list(unframed(message_of({0: stream}), rc.PushedFacts))
     assert list(unframed(message_of({0: stream_of(BATCHES["plain"], options)}), rc.PushedFacts))
+
+
+@pytest.mark.parametrize("facts", [b"", b"\x07", b"\x81\xa1\xff\x07"])
+def test_facts_that_are_none_are_refused(facts: bytes) -> None:
+    with pytest.raises(ProtocolError, match="the facts of a bundle cannot be read"):
+        list(unframed(message_of({}, facts), rc.PushedFacts))

@@ -8,7 +8,7 @@ import pytest
 
 from quiver_actors.errors import ProtocolError, UsageError
 from quiver_actors.flight.contract import SqlTicket
-from quiver_actors.flight.tables import asked_by
+from quiver_actors.flight.tables import asked_by, decoded_ticket
 
 NOON_NS = 1_769_860_800_000_000_000
 
@@ -51,3 +51,8 @@ def test_an_object_that_is_no_question_is_refused_with_the_form_that_is(command:
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(ProtocolError, match="no UTF-8"):
         asked_by(b"SELECT '\xff'")
+
+
+@pytest.mark.parametrize("ticket", [b"", b"{}", b'{"topic": 7}', b'{"\xff": 1}'])
+def test_bytes_that_are_no_ticket_are_none(ticket: bytes) -> None:
+    assert decoded_ticket(ticket) is None
