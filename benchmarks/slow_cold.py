@@ -82,7 +82,9 @@ def fill(directory: str, config: str, data_dir: str, cold: str) -> None:
     batches = make_batches(PUSH_BYTES)
     deadline = time.monotonic() + 120
     with running_node(directory, config, data_dir=data_dir) as run_dir, quiver_actors.connect(run_dir) as client:
-        client.subscribe("nobody", start="earliest").close()  # keeps what the consumer has acknowledged, so that it moves
+        client.subscribe(
+            "nobody", start="earliest"
+        ).close()  # keeps what the consumer has acknowledged, so that it moves
         while moved_to(cold) < COLD_SEGMENTS:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{moved_to(cold)} segments were moved in 120 s: expected {COLD_SEGMENTS}")
