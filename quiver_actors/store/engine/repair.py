@@ -213,9 +213,6 @@ class Repair:
     def give_up_deleted(self, segment_seq: int) -> list[Event]:
         """Record a segment as lost whose file somebody has deleted: each subscriber is told at once what it loses."""
         self.deleted_count += 1
-        self._missing.pop(segment_seq, None)
-        self._suspects.pop(segment_seq, None)
-        self.cold_suspects.pop(segment_seq, None)
         self.damaged.pop(segment_seq, None)
         self.upkeep.forget(segment_seq)
         return self._condemn(segment_seq, self._progress.registry.known_bundle_count(segment_seq))
@@ -306,6 +303,9 @@ class Repair:
     def _condemn(self, segment_seq: int, bundle_count: int, *, is_count_proven: bool = False) -> list[Event]:
         """Record a segment as lost that nobody can read. Once that is durable the file, if there is one, is moved aside."""
         was_waiting = segment_seq in self._sealed_segments.waiting
+        # Whoever looks for the file from now on would say that somebody has deleted it.
+        for looked_for in (self._missing, self._suspects, self.cold_suspects):
+            looked_for.pop(segment_seq, None)
         self._sealed_segments.pass_over(segment_seq)
         self.failures.forget(segment_seq)
         known = self._sealed_segments.take_out(segment_seq) or _nothing_known_of(segment_seq)

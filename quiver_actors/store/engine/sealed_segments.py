@@ -33,6 +33,7 @@ from quiver_actors.store.files.summaries import StoredSchemas
 from quiver_actors.store.jobs.upkeep import Upkeep
 from quiver_actors.store.recovery import Recovered
 from quiver_actors.store.retention.losses import Losses
+from quiver_actors.store.segment.layout import TRAILER
 from quiver_actors.store.segment.stored_manifest import ingestion_times_of
 from quiver_actors.store.subscriber import archiving
 
@@ -249,6 +250,11 @@ class SealedSegments:
         try:
             # Its own size: a compaction may have put another file there, and not be finished here yet.
             size_bytes = file.size()
+            if size_bytes < TRAILER.size:
+                self.suspect(segment_seq)
+                raise StorageUnavailable(
+                    f"segment {segment_seq} has {size_bytes} bytes, somebody has cut it off; it is being checked: try again"
+                )
             descriptor = os.dup(file.fileno())
             if for_guest:
                 unlock_for_guest(descriptor)

@@ -27,7 +27,7 @@ class SegmentMapping:
         is_log: it is a log, which its seal may make shorter at any moment: what is left of it is mapped.
 
     Raises:
-        Truncated: the file is shorter than that; reading the mapping would kill this process.
+        Truncated: the file is shorter than that, so reading the mapping would kill this process; or it is empty.
         DiskError: it cannot be mapped.
     """
 
@@ -42,6 +42,9 @@ class SegmentMapping:
                 if found_bytes < size_bytes:
                     raise Truncated(f"segment {segment_seq} has {found_bytes} bytes: {size_bytes} were announced")
                 self._mapping = _map(descriptor, size_bytes)
+        except ValueError as error:
+            # Nothing of ours is empty: somebody has cut the file off.
+            raise Truncated(f"the file of segment {segment_seq} is empty: {size_bytes} bytes were announced") from error
         except OSError as error:
             raise DiskError("mmap", f"segment {segment_seq}", error.errno or 0) from error
         self.memory = memoryview(self._mapping).toreadonly()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ import pytest
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.errors import NotStored, StorageUnavailable
 from quiver_actors.store.disk.interposed import Call, Result
+from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine import EngineState
 from quiver_actors.store.engine.disk_account import LIST_INTERVAL_NS
 from quiver_actors.store.engine.events import Faulted
 from quiver_actors.store.engine.faults import FAULT_RETRY_NS_MAX
 from quiver_actors.store.files.paths import EnginePaths
+from quiver_actors.store.jobs.rescue import RescueJob
 from quiver_actors.store.jobs.upkeep import COMPACTION_AGE_NS, SCRUB_AGE_NS
+from quiver_actors.store.segment.layout import TRAILER
 from tests.disks.crashes import CrashMode
 from tests.disks.faulty import FaultyDisk
 from tests.disks.simulated import SimDisk
@@ -28,8 +32,10 @@ COUNT = 3
 """Bundles of each segment."""
 
 
-def stored(segments: int = 3, *, subscribers: tuple[str, ...] = ("ann",), **settings: Any) -> EngineDriver:
-    driver = EngineDriver(SimDisk(shows_descriptors=True), topic_settings(**settings))
+def stored(
+    segments: int = 3, *, subscribers: tuple[str, ...] = ("ann",), disk: Disk | None = None, **settings: Any
+) -> EngineDriver:
+    driver = EngineDriver(disk or SimDisk(shows_descriptors=True), topic_settings(**settings))
     for subscriber in subscribers:
         driver.engine.registrations.register(subscriber, "earliest")
     for number in range(segments):
@@ -73,6 +79,41 @@ def test_a_segment_that_somebody_deleted_is_told_as_soon_as_it_cannot_be_opened(
     assert driver.engine.storage.losses.by_reason["damaged"].bundles == COUNT
     with pytest.raises(NotStored):
         driver.engine.open_segment(1)
+
+
+@pytest.mark.parametrize("left_bytes", [0, TRAILER.size - 1])
+def test_a_segment_that_somebody_emptied_is_no_file_for_a_consumer_and_is_told(
+    disk: Disk, tmp_path: Path, left_bytes: int
+) -> None:
+    """Regression: a consumer was sent the empty file, failed at it at each of its tries, and nobody looked at the file."""
+    driver = stored(disk=disk)
+    os.truncate(tmp_path / PATHS.segment(1), left_bytes)
+    with pytest.raises(StorageUnavailable, match=f"segment 1 has {left_bytes} bytes"):
+        driver.engine.open_segment(1)
+    driver.settle()
+    assert driver.claim_numbers("ann") == [0, 1, 2, 6, 7, 8]
+    assert [(each.segment_seq, each.bundle_count, each.reason) for each in driver.told] == [(1, COUNT, "damaged")]
+
+
+def test_what_the_engine_has_moved_to_quarantine_is_not_looked_for_as_if_somebody_had_deleted_it(
+    disk: Disk, tmp_path: Path
+) -> None:
+    """Regression: a consumer that could not read the segment either, while it was rescued, had it looked for once more."""
+    driver = stored(disk=disk)
+    os.truncate(tmp_path / PATHS.segment(1), 100)
+    driver.engine.check_segment(1)
+    while not isinstance(job := driver.engine.next_background(), RescueJob):
+        assert job is not None
+        job.run()
+        driver.events += driver.engine.finish(job)
+    driver.engine.check_segment(1)
+    job.run()
+    driver.events += driver.engine.finish(job)
+    driver.settle()
+    assert driver.claim_numbers("ann") == [0, 1, 2, 6, 7, 8]
+    assert [(each.segment_seq, each.bundle_count, each.reason) for each in driver.told] == [(1, COUNT, "damaged")]
+    assert driver.engine.figures().segments_deleted_by_others == 0
+    assert driver.engine.figures().quarantined == 1
 
 
 def test_a_segment_that_nobody_opens_is_missed_by_the_next_listing() -> None:

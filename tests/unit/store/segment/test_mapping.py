@@ -26,6 +26,14 @@ def test_a_sealed_file_that_is_shorter_than_announced_is_refused(descriptor: int
     os.close(descriptor)
 
 
+@pytest.mark.parametrize(("is_log", "size_bytes"), [(False, 0), (True, 0), (True, 100)])
+def test_an_empty_file_is_damaged(descriptor: int, is_log: bool, size_bytes: int, tmp_path: Path) -> None:
+    os.truncate(tmp_path / "file", 0)
+    with pytest.raises(Truncated, match="segment 7 is empty"):
+        SegmentMapping(descriptor, size_bytes, 7, is_log=is_log)
+    os.close(descriptor)
+
+
 @pytest.mark.parametrize("is_log", [False, True])
 def test_a_file_that_cannot_be_mapped_is_named(is_log: bool) -> None:
     with pytest.raises(DiskError, match="segment 7") as caught:
