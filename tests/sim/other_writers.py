@@ -12,7 +12,7 @@ it; but for what the other writer removes itself before it has put it anywhere e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from random import Random
 
@@ -174,8 +174,12 @@ class Alternation:
             else:
                 other.rotate()
                 self.turns.append("they rotate")
-            self.promised.update(unsynced)
+            self._promise(unsynced)
             unsynced.clear()
+
+    def _promise(self, numbers: Collection[int]) -> None:
+        """What they have synced, unless it is in a log of ours that was killed before the log's name was durable: they do not sync names."""
+        self.promised |= set(numbers) & numbers_on(self.disk.crash(CrashMode.DROP))
 
     # --- both ------------------------------------------------------------------------------------------------------------------
 

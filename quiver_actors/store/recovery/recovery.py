@@ -45,7 +45,7 @@ from quiver_actors.store.recovery.takeover import Takeover
 from quiver_actors.store.staged.recovery import RecoveredStages, check_versions, recover_stages
 from quiver_actors.store.wal.codec import decode_cursor
 from quiver_actors.store.wal.contract import segment_cfg_hash
-from quiver_actors.store.wal.decisions import Header
+from quiver_actors.store.wal.decisions import Behind, Header
 from quiver_actors.store.wal.layout import CURSOR_NAME
 from quiver_actors.store.wal.recovery import FoundLog
 
@@ -327,8 +327,10 @@ class Recovery:
 
     def _targets(self, logs: list[FoundLog]) -> set[int]:
         """Numbers of segments of ours, and of logs of ours that are whole by themselves and not what an adoption has read. Another writer
-        may have given the number of a target that never got its name to a segment of its own."""
-        own = (log for log in logs if log.header_state is Header.OURS and not self._foreign.is_source(log))
+        may have given the number of a target that never got its name to a segment of its own. An empty log of ours was deleted before an
+        adoption took its number, and came back by a power loss: a target has entries."""
+        own = (log for log in logs if log.header_state is Header.OURS and (log.has_entries or log.behind is Behind.TAIL))
+        own = (log for log in own if not self._foreign.is_source(log))
         identities = (log.header.identity for log in own if log.header is not None)
         segments = self._sealed_segments.segments.keys() - self._sealed_segments.foreign.keys()
         return {*segments, *(identity.segment_seq for identity in identities if identity is not None)}

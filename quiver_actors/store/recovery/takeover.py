@@ -94,15 +94,20 @@ class Takeover:
                 self.held_ends[log.name] = layout.HEADER_BYTES
             return
         self.held_ends[log.name] = end
-        if first != identity.segment_seq and identity.segment_seq not in self._sealed_segments:
-            self.renumbered[first] = identity.segment_seq
+        if first != identity.segment_seq:
+            if identity.segment_seq in self._sealed_segments:
+                # What has the log's number is something else. A number from before may lie below what subscribers have completed.
+                self._give_new_number(first)
+            else:
+                self.renumbered[first] = identity.segment_seq
         self._candidates.remove(first)
 
     def _sealed_by_other_writer(self, log: FoundLog) -> tuple[int | None, int]:
-        """The segment that begins with the log's first entry, and the file offset up to which it, and those after it, go on."""
+        """The segment that begins with the log's first entry, and the file offset up to which it, and those after it, go on. One that has
+        the log's number is looked at first: a start that was cut off may have given it that number."""
         first, end, done = None, 0, 0
-        spans = log.scan.entries or self._entries_of_whole(log)
-        for segment_seq in list(self._candidates):
+        spans, number = log.scan.entries or self._entries_of_whole(log), _identity(log).segment_seq
+        for segment_seq in sorted(self._candidates, key=lambda candidate: candidate != number):
             content = read_whole(self._disk, self._paths.segment(segment_seq), _FILE_BYTES_MAX)
             count, is_all = same_bundles(content, self._bodies(log, spans[done:]))
             if not count:
