@@ -17,7 +17,7 @@ from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.base.protocol.places import PLACE
 from quiver_actors.client.projection import EVERYTHING, Projection
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import DataLost, FormatError, NotStored, ProtocolError
+from quiver_actors.errors import DataLost, FormatError, NotStored, ProtocolError, Truncated
 from quiver_actors.store.segment.checked import TellDamage, open_reader, tell_nobody
 from quiver_actors.store.segment.mapping import SegmentMapping
 from quiver_actors.store.segment.reader import SegmentReader
@@ -357,13 +357,19 @@ class MappedLog:
         verifies_checksums: bool = True,
         tell_damage: TellDamaged = tell_nobody_of,
     ) -> None:
-        """Takes ownership of the descriptor. Raises what `map_segment` raises.
+        """Takes ownership of the descriptor. An empty file holds none of the bundles: each counts as damaged when it is read.
 
         Args:
             size_bytes: of the file when the worker opened it; its seal may have made it shorter since.
+
+        Raises:
+            DiskError: it cannot be mapped.
         """
-        mapping = map_segment(descriptor, size_bytes, segment_seq, is_log=True)
-        self._entries = LogEntries(mapping.memory)
+        try:
+            memory = map_segment(descriptor, size_bytes, segment_seq, is_log=True).memory
+        except Truncated:
+            memory = memoryview(b"")
+        self._entries = LogEntries(memory)
         self._segment_seq = segment_seq
         self._of_topic = slots, core, projection
         self._verifies_checksums = verifies_checksums
@@ -376,20 +382,14 @@ class MappedLog:
             places: a `base.protocol.places.PLACE` for each of them.
 
         Raises:
-            ProtocolError: the places are not those of the bundles, or lie behind the file's end.
+            ProtocolError: the places are not those of the bundles.
         """
         if len(places) != len(indexes) * PLACE.size:
             raise ProtocolError(
                 f"{len(indexes)} bundles of segment {self._segment_seq} came with {len(places)} bytes of places"
             )
+        # A place behind the file's end is found by the reader, as damage of that bundle alone: somebody may have cut the file off.
         found = dict(zip(indexes, map(_new_place, PLACE.iter_unpack(places)), strict=True))
-        end = 0
-        for offset, size_bytes, _ in found.values():
-            end = max(end, offset + size_bytes)
-        if end > self._entries.view.nbytes:
-            raise ProtocolError(
-                f"a bundle of segment {self._segment_seq} was announced up to byte {end}: its file has {self._entries.view.nbytes}"
-            )
         reader = EntryReader(
             self._entries,
             found,

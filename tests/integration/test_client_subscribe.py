@@ -221,6 +221,14 @@ def test_unsubscribed_is_forgotten(client: Client, local: Client) -> None:
         assert subscription.get(0.2) is None
 
 
+def test_whoever_consumes_for_a_subscriber_that_is_dropped_is_told(client: Client, local: Client) -> None:
+    """Regression: such a consumer waited for ever."""
+    with client.subscribe("dropped") as subscription:
+        local.unsubscribe("dropped")
+        with pytest.raises(UnknownSubscriber, match="'dropped' was dropped while it was consumed"):
+            subscription.get(60)
+
+
 @pytest.mark.parametrize("subscriber", ["", "a b", "a/b", "con", "x" * 65])
 def test_impossible_ids_are_refused(client: Client, subscriber: str) -> None:
     with pytest.raises(InvalidId):

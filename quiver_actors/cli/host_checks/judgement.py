@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import errno
+import os
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -148,7 +150,9 @@ def _storage(facts: Facts) -> Iterator[Finding]:
             "data directory",
             Level.FAILURE,
             f"nothing can be written below {storage.path}: {storage.probe_error}",
-            "choose another data directory with --data-dir, or mend its permissions",
+            "see in the kernel's log why it is read-only, and mount it for writing"
+            if storage.probe_error == os.strerror(errno.EROFS)
+            else "choose another data directory with --data-dir, or mend its permissions",
         )
         return
     for operation in storage.broken:

@@ -43,8 +43,8 @@ def read_catalogue(disk: Disk) -> Catalogue | None:
                 raise
     if damage is not None:
         raise InvalidFormat(
-            f"the list of topics cannot be read: {damage}, and {PREVIOUS_NAME} is no help. Move both files away: the topics of the "
-            "configuration and those found on disk are then taken over with the settings of the configuration"
+            f"the list of topics cannot be read, nor {PREVIOUS_NAME}. Move both files away: the topics of the configuration and those "
+            f"found on disk are then taken over with the settings of the configuration. {damage}"
         )
     return None
 

@@ -13,7 +13,7 @@ from quiver_actors.base.clock import Clock
 from quiver_actors.base.model import ARCHIVE_SUBSCRIBER
 from quiver_actors.base.protocol.messages import GroupTerms, Register, Terms
 from quiver_actors.base.rights import User
-from quiver_actors.errors import UsageError
+from quiver_actors.errors import UnknownSubscriber, UsageError
 from quiver_actors.node.worker.session import Session
 from quiver_actors.store.subscriber.claim_order import OLDEST, ORDERS
 from quiver_actors.store.subscriber.grants import BACKFILL_CYCLE
@@ -147,9 +147,13 @@ class Attachments:
             self._detached[attachment.subscriber] = self._clock.monotonic_ns(), self._clock.unix_ns()
 
     def forget(self, subscriber: str) -> None:
-        """Forget a subscriber that was deleted."""
+        """Forget a subscriber that was deleted. Its consumers are told: nothing would come to them any more, without a word."""
+        gone = UnknownSubscriber(
+            f"subscriber {subscriber!r} was dropped while it was consumed; subscribe again to begin anew"
+        )
         for attachment in list(self.of(subscriber)):
             self._drop(attachment)
+            attachment.session.refuse(0, gone)
         self._detached.pop(subscriber, None)
         self.terms.pop(subscriber, None)
         self.set_by.pop(subscriber, None)

@@ -36,7 +36,7 @@ def decode_catalogue(content: bytes) -> Catalogue:
     parts = head.split(b" ")
     if len(parts) != 3 or parts[0] != CATALOGUE_MAGIC or not parts[1].isdigit():
         raise InvalidFormat(
-            f"{CATALOGUE_NAME} begins with {head[:40]!r}, expected '{CATALOGUE_MAGIC.decode()} {CATALOGUE_VERSION} CRC'"
+            f"{CATALOGUE_NAME} begins with {head[:16]!r}, expected '{CATALOGUE_MAGIC.decode()} {CATALOGUE_VERSION} CRC'"
         )
     if int(parts[1]) != CATALOGUE_VERSION:
         raise UnsupportedVersion(f"{CATALOGUE_NAME}: version {int(parts[1])}, this program reads {CATALOGUE_VERSION}")

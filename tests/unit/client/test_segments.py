@@ -11,7 +11,7 @@ from quiver_actors.base.protocol.places import PLACE
 from quiver_actors.base.units import SECOND_NS
 from quiver_actors.client.segments import MappedLog
 from quiver_actors.client.slots import TopicSlots
-from quiver_actors.errors import ProtocolError
+from quiver_actors.errors import ChecksumMismatch, FormatError, ProtocolError
 from tests.disks.simulated import SimDisk
 from tests.support.engine_driver import EngineDriver, numbered_batch, topic_settings
 from tests.support.open_logs import log_and_places
@@ -43,7 +43,8 @@ def test_a_delivery_has_its_own_bundles_of_a_log() -> None:
         first.bundle(3)
 
 
-def test_a_place_behind_the_end_of_the_file_is_refused_with_its_delivery() -> None:
+def test_a_place_behind_the_end_of_the_file_is_damage_of_its_bundle_alone() -> None:
+    """Regression: a log that somebody had cut off ended the connection of its consumer, at each of its tries."""
     log, places, size_bytes = mapped_log(2)
     offset, entry_bytes, items = PLACE.unpack(places[1])
     log.part([1], places[1])
@@ -54,8 +55,22 @@ def test_a_place_behind_the_end_of_the_file_is_refused_with_its_delivery() -> No
         (1 << 62, 64),
         ((1 << 64) - 1, 1),
     ):
-        with pytest.raises(ProtocolError, match=f"was announced up to byte .*: its file has {size_bytes}"):
-            log.part([0, 1], places[0] + PLACE.pack(*wrong, items))
+        part = log.part([0, 1], places[0] + PLACE.pack(*wrong, items))
+        part.check(0)
+        assert part.bundle(0)[0].equals(numbered_batch(0))
+        with pytest.raises(
+            ChecksumMismatch, match=f"bundle 1 of the open log is damaged: its place ends at byte .* of {size_bytes}"
+        ):
+            part.check(1)
+        with pytest.raises(FormatError, match="bundle 1 ends behind its place, or behind its file"):
+            part.bundle(1)
+
+
+def test_nothing_is_left_of_an_empty_log() -> None:
+    _, places, _ = mapped_log(1)
+    part = MappedLog(os.memfd_create("log", os.MFD_CLOEXEC), 100, 0, SLOTS, 0).part([0], places[0])
+    with pytest.raises(ChecksumMismatch, match="bundle 0 of the open log is damaged"):
+        part.check(0)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

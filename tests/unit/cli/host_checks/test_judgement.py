@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import msgspec
@@ -186,3 +188,10 @@ def test_an_archive_that_cannot_be_written_is_a_failure() -> None:
     facts.archive_error = ""
     assert wrong(facts) == []
     assert "archive" in {found.check for found in judge(facts)}
+
+
+def test_of_a_file_system_that_is_read_only_it_says_so() -> None:
+    facts = good()
+    facts.storage.probe_error = os.strerror(errno.EROFS)
+    (finding,) = wrong(facts)
+    assert "mount it for writing" in finding.advice

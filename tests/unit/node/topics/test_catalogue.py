@@ -90,8 +90,9 @@ def test_damage_falls_back_to_the_version_before_and_is_refused_without_one() ->
             assert at < 20, "only a flip in the version may look like another one"
     alone = SimDisk()
     write_atomically(alone, CATALOGUE_NAME, good[:-5])
-    with pytest.raises(InvalidFormat, match="Move both files away"):
+    with pytest.raises(InvalidFormat) as caught:
         read_catalogue(alone)
+    assert "Move both files away" in str(caught.value)[:100], "`quiver status` shows the begin of a long text"
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"quiver-topics 1 00000000\n{}", b"quiver-topics x\n", b"\xff" * 50])
