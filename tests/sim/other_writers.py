@@ -178,7 +178,7 @@ class Alternation:
             unsynced.clear()
 
     def _promise(self, numbers: Collection[int]) -> None:
-        """What they have synced, unless it is in a log of ours that was killed before the log's name was durable: they do not sync names."""
+        """What they have synced, but not what is in a log of ours whose name is not durable: they do not sync names."""
         self.promised |= set(numbers) & numbers_on(self.disk.crash(CrashMode.DROP))
 
     # --- both ------------------------------------------------------------------------------------------------------------------

@@ -329,7 +329,9 @@ class Recovery:
         """Numbers of segments of ours, and of logs of ours that are whole by themselves and not what an adoption has read. Another writer
         may have given the number of a target that never got its name to a segment of its own. An empty log of ours was deleted before an
         adoption took its number, and came back by a power loss: a target has entries."""
-        own = (log for log in logs if log.header_state is Header.OURS and (log.has_entries or log.behind is Behind.TAIL))
+        own = (
+            log for log in logs if log.header_state is Header.OURS and (log.has_entries or log.behind is Behind.TAIL)
+        )
         own = (log for log in own if not self._foreign.is_source(log))
         identities = (log.header.identity for log in own if log.header is not None)
         segments = self._sealed_segments.segments.keys() - self._sealed_segments.foreign.keys()
