@@ -201,7 +201,7 @@ def _open_existing(name: str) -> int:
     try:
         fd: int = posix_ipc.SharedMemory(check_name(name), read_only=True).fd
     except posix_ipc.ExistentialError as error:
-        raise ShmError(f"counters page {name} does not exist: its supervisor is gone") from error
+        raise ShmError(f"counters page {name} does not exist (any more)") from error
     except posix_ipc.PermissionsError as error:
         raise NotPermitted(f"counters page {name} belongs to another user") from error
     except (posix_ipc.Error, OSError) as error:
@@ -215,7 +215,9 @@ def _allocate(fd: int, name: str, size_bytes: int) -> mmap.mmap:
         os.posix_fallocate(fd, 0, size_bytes)
         return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as error:
-        raise NoRoom(f"counters page {name} of {size_bytes} bytes cannot be allocated: {error.strerror}") from error
+        raise NoRoom(
+            f"counters page {name} of {size_bytes} bytes cannot be allocated: {error.strerror}; it lies in /dev/shm"
+        ) from error
 
 
 def _map_checked(fd: int, name: str) -> mmap.mmap:

@@ -162,6 +162,18 @@ def test_a_node_can_be_kept_for_those_who_are_behind(node: ClientNode) -> None:
         assert (second.returncode, json.loads(second.stdout)["drained"]) == (0, True)
 
 
+def test_whoever_interrupts_it_is_told_that_the_intake_stays_stopped(node: ClientNode) -> None:
+    with node.connect() as client, client.subscribe("slow") as slow:
+        client.push(numbers(1))
+        with draining(node, "--timeout", "10m") as process:
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=DEADLINE_SECONDS)
+        assert process.returncode == 130
+        assert "takes no bundles; run `quiver drain` again" in said
+        assert is_refused(client)
+        assert [first_id(each) for each in take(slow, 1)] == [1]
+
+
 def test_a_worker_that_is_started_again_meanwhile_takes_nothing_either(node: ClientNode) -> None:
     with node.connect() as client:
         client.subscribe("exporter").close()

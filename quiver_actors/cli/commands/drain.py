@@ -8,11 +8,13 @@ take the node out of the directory of nodes, stop the node.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import enum
 import errno
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from quiver_actors.base.file_systems import shown
@@ -102,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = _directory(nodes) if arguments.leave else None
     started_ns = time.monotonic_ns()
     _ask(where, "stop intake")
-    with StatusLine() as line:
+    with _telling_of_an_interrupt(), StatusLine() as line:
         backlog = _wait_resolved(where, started_ns + timeout_ns, line)
     waited_ns = time.monotonic_ns() - started_ns
     stages = _tell_staged(where)
@@ -119,6 +121,19 @@ def run(arguments: argparse.Namespace) -> int:
     if not backlog.is_empty or is_missed:
         return DrainExit.TIMED_OUT
     return DrainExit.NOT_ENDED_WELL if bad_exits else DrainExit.DRAINED
+
+
+@contextlib.contextmanager
+def _telling_of_an_interrupt() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            "quiver: interrupted: the node goes on serving subscribers and takes no bundles; run `quiver drain` again, or stop the node and"
+            " start it to have it take bundles again",
+            file=sys.stderr,
+        )
+        raise
 
 
 def _ask(where: str, wish: str) -> None:

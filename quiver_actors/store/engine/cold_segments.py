@@ -231,8 +231,9 @@ class ColdSegments:
 
     @property
     def fault(self) -> str:
-        """Why the cold disk cannot be read or written now; empty if it can be both."""
-        return self.faults.fault or self.write_faults.fault
+        """Why the cold disk cannot be read or written now; empty if it can be both, or if it is not set and has no segment."""
+        is_used = self.settings.cold_dir or self._entries
+        return (self.faults.fault or self.write_faults.fault) if is_used else ""
 
     def note_fault(self, fault: str, *, is_writing: bool) -> list[Event]:
         """Note that the cold disk could not be read, or not be written."""

@@ -62,5 +62,9 @@ def _attach(run_dir: str, record: dict[str, Any], running: bool) -> CountersPage
             "with `quiver topics list`"
         ) from error
     except (ShmError, KeyError) as error:
-        what = "is starting or stopping" if running else "is dead and left no figures"
+        what = (
+            "is starting or stopping, or somebody has deleted its shared memory"
+            if running
+            else "is dead and left no figures"
+        )
         raise NotRunning(f"the supervisor of {run_dir} (pid {record.get('pid')}) {what}: {error}") from error

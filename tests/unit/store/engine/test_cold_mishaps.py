@@ -19,6 +19,7 @@ from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.engine.cold_files import ColdStorageUnavailable
 from tests.support.cold_directories import ENGINE, Directories, faults_of, fill, use_up
+from tests.support.engine_driver import topic_settings
 from tests.unit.store.engine.test_cold_segments import gaps_of, numbers_through_descriptors
 
 
@@ -180,3 +181,14 @@ def test_a_cold_directory_is_no_data_directory(directories: Directories) -> None
     assert [path.name for path in directories.cold.iterdir()] == ["default"]
     bring_data_version_up_to_date(str(directories.hot))
     assert (directories.hot / "quiver.version").exists()
+
+
+def test_a_cold_dir_that_never_was_there_is_no_fault_once_it_is_not_set_any_more(directories: Directories) -> None:
+    directories.cold.rmdir()
+    driver = directories.opened(directories.hot)
+    fill(driver, 4)
+    driver.run_for(5 * SECOND_NS)
+    assert "No such file or directory" in faults_of(driver)
+    assert driver.engine.figures().cold_work == 1
+    driver.engine.change_settings(topic_settings(segment_compaction="off"))
+    assert driver.engine.figures().cold_work == 0
