@@ -28,11 +28,13 @@ def test_what_any_writer_has_synced_is_delivered(seed: int) -> None:
     ("name", "seed", "place"),
     [
         ("writers that took turns 0", 161, "Adoption._put_in_place"),
+        ("writers that took turns 1", 248, "seal_file:fsync"),
         ("writers that took turns 1", 990_000, "FoundSegments.renumber"),
     ],
 )
 def test_a_start_behind_another_writer_may_be_cut_off(name: str, seed: int, place: str) -> None:
-    """An empty log that a power loss brought back was taken for what an adoption had made; a segment kept a number that had been used."""
+    """An empty log that a power loss brought back was taken for what an adoption had made; a segment kept a number that had been used; a
+    finished seal went, of which another writer has sealed a part."""
     scene, moments = SCENES[name](name, seed), list[Moment]()
     scene.work(recording(scene.disk.copy(), moments))
     cut_off = [moment.disk for moment in moments if place in str(moment.site)]

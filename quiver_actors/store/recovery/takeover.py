@@ -118,7 +118,10 @@ class Takeover:
             first, end = segment_seq if first is None else first, spans[done - 1].end
             if not is_all or done == len(spans):
                 break
-        return first, log.size_bytes if log.behind is Behind.TAIL and done == len(spans) else end
+        if log.behind is not Behind.TAIL:
+            return first, end
+        # A seal that is finished but for its name becomes a segment as a whole, or not at all.
+        return (first, log.size_bytes) if done == len(spans) else (None, 0)
 
     def _entries_of_whole(self, log: FoundLog) -> tuple[Span, ...]:
         """The entries of a log that is sealed but for its name: they were not looked for."""
