@@ -13,10 +13,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from quiver_actors.archive.archiver import Archiver
+from quiver_actors.archive.archiver import Archiver, connect_as_archiver
 from quiver_actors.base.archive_status import ArchiveStatus
 from quiver_actors.base.config import ArchiveSettings, NodeArchiveSettings, TopicSettings
-from quiver_actors.client import connect
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.store.objects.opening import open_store
@@ -85,7 +84,7 @@ def archive(run_dir: str, data_dir: str, store: DeadlyStore) -> None:
         NodeArchiveSettings(url=store.url),
         PosixDisk(data_dir),
         store,
-        lambda: connect(run_dir, timeout=60),
+        lambda: connect_as_archiver(run_dir, 60),
         lambda: settings,
         show,
     )

@@ -175,6 +175,7 @@ def test_unregister_forgets_progress_and_detaches_every_connection(tmp_path: Pat
         first.delivered()
         second.register("s")
         second.send(m.Unregister(7, "default", "s"))
+        assert second.expect(m.Refused).code == "unknown_subscriber", "it had the subscriber, too"
         second.done(7)
         assert not (worker.data_dir / "default/core_0/quiver.sub.s").exists()
         first.credit("s", 1)

@@ -72,10 +72,10 @@ LIVE_EDITS: tuple[Edit, ...] = (
     ),
     Edit(
         "believe a place behind the end of the log",
-        "quiver_actors/client/segments.py",
-        "        if end > self._entries.view.nbytes:\n",
-        "        if end < 0:\n",
-        ("tests/unit/client/test_segments.py",),
+        _ENTRY_READER,
+        '            raise self._damaged(index, f"its place ends at byte {end} of {view.nbytes}") from None\n',
+        "            return\n",
+        _ENTRIES,
     ),
     Edit(
         "skip the checksum of an entry",

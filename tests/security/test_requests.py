@@ -77,6 +77,7 @@ def test_subscribers_are_dropped_by_the_owner_only(node: Besieged) -> None:
     owner = node.guest(uid=OWNER_UID)
     owner.send(m.Unregister(8, "open", "theirs"))
     owner.done(8)
+    assert node.honest.expect(m.Refused).code == "unknown_subscriber"
 
 
 @AS_ROOT

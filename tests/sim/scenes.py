@@ -292,6 +292,7 @@ AFTER_ERRORS = {
     "log entry flipped": CallSite("unlink", "quiver_actors.store.files.quarantine", "copy_span"),
     "segment deleted that a guest has open": CallSite("unlink", "quiver_actors.store.files.held_names", "put_back"),
     "compaction": CallSite("unlink", "quiver_actors.store.jobs.upkeep", "CompactJob._drop"),
+    "log of both writers": CallSite("unlink", "quiver_actors.store.recovery.adoption", "Adoption._replace_by_empty"),
     "publish that lacks segments": CallSite("unlink", "quiver_actors.store.staged.recovery", "_Recovery._renew"),
     "transaction": CallSite("unlink", "quiver_actors.store.staged.jobs", "StageAllocateJob._create"),
 }

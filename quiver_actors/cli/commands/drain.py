@@ -103,8 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--leave needs the directory of nodes: give --nodes")
     directory = _directory(nodes) if arguments.leave else None
     started_ns = time.monotonic_ns()
-    _ask(where, "stop intake")
     with _telling_of_an_interrupt(), StatusLine() as line:
+        _ask(where, "stop intake")
         backlog = _wait_resolved(where, started_ns + timeout_ns, line)
     waited_ns = time.monotonic_ns() - started_ns
     stages = _tell_staged(where)
