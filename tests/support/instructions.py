@@ -19,6 +19,7 @@ def instructions_of(call: Callable[[], object]) -> int:
         return on_event
 
     previous = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 reports instructions only if a frame has wanted it before
     sys.settrace(on_event)
     try:
         call()

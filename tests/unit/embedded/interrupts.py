@@ -40,6 +40,7 @@ class Interruption:
     def run(self, call: Callable[[], object]) -> None:
         """Call it, interrupted."""
         former = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 reports instructions only if a frame has wanted it before
         sys.settrace(self._enter)
         try:
             call()
