@@ -15,8 +15,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeVar
 
 from quiver_actors.archive.garbage import shortened
 from quiver_actors.archive.headless import is_earlier, newest_commit
@@ -58,6 +58,7 @@ from quiver_actors.store.objects.creation import create_once
 from quiver_actors.store.objects.errors import ArchiveError, ArchiveUnavailable
 from quiver_actors.store.objects.object_store import ObjectChanged, ObjectExists, ObjectInfo, ObjectStore, Version
 
+T = TypeVar("T")
 AHEAD = 1 << 32
 """How far commit and epoch are ahead of all that is named: more than was lost with the head."""
 _NUMBER = r'"%s":(\d{1,15})[,}]'
@@ -200,41 +201,42 @@ def _parts_by_stream(
 ) -> dict[StreamKey, list[str]]:
     """The keys of the parts that can be read, the newest first, by stream."""
     found: dict[StreamKey, list[str]] = {}
-    for key in _newest_first(objects, f"{node}/{PARTS_NAME}"):
-        content = store.get(key)
-        if content is None:
+    for key, _, part in _readable(store, _newest_first(objects, f"{node}/{PARTS_NAME}"), decode_part, problems):
+        found.setdefault(StreamKey(part.topic, part.incarnation, part.core), []).append(key)
+    return found
+
+
+def _readable(
+    store: ObjectStore, keys: Iterable[str], decode: Callable[[bytes], T], problems: list[str]
+) -> Iterator[tuple[str, bytes, T]]:
+    """Yield those of some objects that are there and can be read: the key, the content, and what it says.
+
+    Args:
+        problems: gets a text for each of the others.
+
+    Raises:
+        UnsupportedVersion: a newer program has written one.
+    """
+    for key in keys:
+        found = store.get(key)
+        if found is None:
             continue
         try:
-            part = decode_part(content.content)
+            decoded = decode(found.content)
         except UnsupportedVersion:
             raise
         except FormatError as error:
             problems.append(f"{key} is not used: {error}")
             continue
-        found.setdefault(StreamKey(part.topic, part.incarnation, part.core), []).append(key)
-    return found
+        yield key, found.content, decoded
 
 
 def _newest_state(
     store: ObjectStore, node: str, objects: Mapping[str, ObjectInfo], problems: list[str]
 ) -> FoundState | None:
-    for key in _newest_first(objects, f"{node}/{STATES_NAME}"):
-        found = store.get(key)
-        if found is None:
-            continue
-        try:
-            state = decode_state(found.content)
-        except UnsupportedVersion:
-            raise
-        except FormatError as error:
-            problems.append(f"{key} is not used: {error}")
-            continue
-        ref = StateRef(
-            key=key,
-            size_bytes=len(found.content),
-            crc32=crc32(found.content),
-            taken_unix_ns=state.taken_unix_ns,
-        )
+    keys = _newest_first(objects, f"{node}/{STATES_NAME}")
+    for key, content, state in _readable(store, keys, decode_state, problems):
+        ref = StateRef(key=key, size_bytes=len(content), crc32=crc32(content), taken_unix_ns=state.taken_unix_ns)
         return FoundState(ref, state)
     problems.append(
         "no state is there: until a node has uploaded one again, nothing can be restored (`quiver archive get` takes segments out)"

@@ -12,7 +12,6 @@ and why bundles are missing. A segment whose object is damaged or missing too be
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -27,13 +26,10 @@ from quiver_actors.archive.manifest import (
     StreamRef,
 )
 from quiver_actors.archive.manifest_store import ManifestWriter, read_part
-from quiver_actors.archive.segment_rows import bundles_of, row_of, rows_of_pack
+from quiver_actors.archive.segment_rows import bundles_of, holes_of, row_of, rows_of_pack
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError
 from quiver_actors.store.objects.object_store import ObjectInfo, ObjectStore
-
-HOLES_MAX = 10_000
-"""Numbers of one part that become a hole each; of more, the first and the last one tell of all."""
 
 
 class DamagedPart(NamedTuple):
@@ -100,17 +96,7 @@ def _holes(ref: PartRef, found: Iterable[int]) -> Iterator[Hole]:
     numbers = set(found)
     if len(numbers) == ref.segment_count and not ref.hole_count:
         return
-    span = range(ref.first_segment_seq, ref.last_segment_seq + 1)
-    for number in span if len(span) <= HOLES_MAX else (span[0], span[-1]):
-        if number not in numbers:
-            yield Hole(
-                segment_seq=number,
-                first_bundle=0,
-                bundle_count=0,
-                row_count=-1,
-                reason="damaged",
-                noted_unix_ns=time.time_ns(),
-            )
+    yield from holes_of(ref.first_segment_seq, ref.last_segment_seq, numbers)
 
 
 # --- segments ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The rows that a manifest has of segments, made of the segments themselves and their checksums.
+"""The rows that a manifest has of segments, made of the segments themselves and their checksums; and of those that are lost.
 
 A row has all but the description of the columns, which a reader may do without, and the number of the segment, which the name of its
 object says, or the span of its pack.
@@ -7,13 +7,31 @@ object says, or the span of its pack.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from quiver_actors.archive.blocks import decode_sums, sums_bytes
-from quiver_actors.archive.manifest import Packed, Segment
+from quiver_actors.archive.manifest import Hole, Packed, Segment
 from quiver_actors.archive.uploads import sparse_index
 from quiver_actors.store.objects.object_store import ObjectInfo
 from quiver_actors.store.segment.reader import SegmentReader
+
+HOLES_MAX = 10_000
+"""Numbers that follow each other and become a hole each; of more, the first and the last one tell of all."""
+
+
+def holes_of(first: int, last: int, found: Container[int] = ()) -> Iterator[Hole]:
+    """Yield holes of reason `damaged` for segments of which nothing is left: those from `first` to `last` that were not found."""
+    span = range(first, last + 1)
+    for number in span if len(span) <= HOLES_MAX else (first, last):
+        if number not in found:
+            yield Hole(
+                segment_seq=number,
+                first_bundle=0,
+                bundle_count=0,
+                row_count=-1,
+                reason="damaged",
+                noted_unix_ns=time.time_ns(),
+            )
 
 
 def rows_of_pack(info: ObjectInfo, first: int, content: memoryview) -> Iterator[Segment]:

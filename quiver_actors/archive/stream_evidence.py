@@ -14,7 +14,6 @@ back by this, and expires again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -28,13 +27,11 @@ from quiver_actors.archive.keys import (
     parse_segment_key,
 )
 from quiver_actors.archive.manifest import Hole, Part, Segment, decode_part, is_proven, key_of, own_key
-from quiver_actors.archive.segment_rows import bundles_of, row_of, rows_of_pack
+from quiver_actors.archive.segment_rows import HOLES_MAX, bundles_of, holes_of, row_of, rows_of_pack
 from quiver_actors.base.checksum import crc32
 from quiver_actors.errors import FormatError
 from quiver_actors.store.objects.object_store import ObjectInfo, ObjectMissing, ObjectStore
 
-HOLES_MAX = 10_000
-"""Numbers that follow each other and become a hole each; of more, the first and the last one tell of all."""
 SKIPPED_MIN = 1 << 31
 """Length of a run of numbers from which on a restore has left them out (`restoring.small_files`), and nothing is lost."""
 
@@ -99,7 +96,7 @@ class StreamEvidence:
         holes = [each for each in self._holes.values() if each.bundle_count or each.segment_seq not in self._rows]
         lost = list(self._lost({each.segment_seq for each in holes}))
         lost_count = sum(last + 1 - first for first, last in lost)
-        made = [_hole(number) for each in lost for number in _numbers_told(*each)]
+        made = [hole for each in lost for hole in holes_of(*each)]
         return FoundStream(
             self._stream,
             tuple(self._rows[number] for number in sorted(self._rows)),
@@ -260,19 +257,3 @@ class StreamEvidence:
 
     def _has_own(self, row: Segment) -> bool:
         return own_key(self._node, self._stream, row) in self._objects
-
-
-def _hole(number: int) -> Hole:
-    return Hole(
-        segment_seq=number,
-        first_bundle=0,
-        bundle_count=0,
-        row_count=-1,
-        reason="damaged",
-        noted_unix_ns=time.time_ns(),
-    )
-
-
-def _numbers_told(first: int, last: int) -> Iterable[int]:
-    span = range(first, last + 1)
-    return span if len(span) <= HOLES_MAX else (first, last)
