@@ -102,7 +102,7 @@ def test_the_directory_of_an_adopted_core_is_waited_for_too() -> None:
         adopted = node.directories.data / "default/core_1"
         adopted.rename(away)
         node.kill_worker(0)
-        wait_until(lambda: health(node)[0] != 0, "the node misses the directory")
+        wait_until(lambda: "default" in health(node)[1], "the node misses the directory")
         assert not adopted.exists()
         away.rename(adopted)
         with node.connect() as client, client.subscribe("s", start="earliest") as subscription:

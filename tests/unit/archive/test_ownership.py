@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +18,6 @@ from quiver_actors.store.objects.object_store import ObjectStore
 from quiver_actors.store.objects.opening import check_url, open_store
 from quiver_actors.store.objects.single_writer import SingleWriterStore
 from tests.support.faulty_objects import FAULTS, FaultyStore, UnconditionalStore
-
-
-@pytest.fixture
-def store() -> Iterator[ObjectStore]:
-    made = open_store(f"memory://{uuid.uuid4().hex}")
-    yield made
-    made.close()
 
 
 def own(place: Path, store: ObjectStore) -> ManifestWriter:

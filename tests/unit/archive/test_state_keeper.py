@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,7 +23,6 @@ from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.files.cold_list import COLD_NAME, ColdEntry, ColdList, encode_cold_list
 from quiver_actors.store.files.core_file import decode_core
 from quiver_actors.store.objects.object_store import ObjectStore
-from quiver_actors.store.objects.opening import open_store
 from quiver_actors.store.staged.records import PublishedRecord, decode_prepared, encode_prepared
 from quiver_actors.store.subscriber.progress import SubscriberProgress, encode_progress
 from quiver_actors.store.subscriber.progress_journal import (
@@ -47,13 +44,6 @@ class Looked:
 
     def __init__(self, behind: dict[StreamKey, Behind] | None) -> None:
         self.behind = behind
-
-
-@pytest.fixture
-def store() -> Iterator[ObjectStore]:
-    made = open_store(f"memory://{uuid.uuid4().hex}")
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,19 +19,11 @@ from quiver_actors.archive.topic_archive import Behind, TopicArchive
 from quiver_actors.store.disk.posix import PosixDisk
 from quiver_actors.store.disk.protocol import Disk
 from quiver_actors.store.objects.object_store import ObjectStore
-from quiver_actors.store.objects.opening import open_store
 from tests.disks.faulty import FaultyDisk
 from tests.support.restorable import batch, info
 from tests.unit.archive.test_state_keeper import Looked
 
 TOPICS = "sick", "well"
-
-
-@pytest.fixture
-def store() -> Iterator[ObjectStore]:
-    made = open_store(f"memory://{uuid.uuid4().hex}")
-    yield made
-    made.close()
 
 
 @pytest.fixture

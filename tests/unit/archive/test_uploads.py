@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +18,6 @@ from quiver_actors.base.protocol.messages import SegmentInfo
 from quiver_actors.errors import ChecksumMismatch
 from quiver_actors.store.objects.errors import ArchiveUnavailable
 from quiver_actors.store.objects.object_store import ObjectStore
-from quiver_actors.store.objects.opening import open_store
 from tests.support.faulty_objects import FAULTS, FaultyStore
 
 STREAM = StreamKey("topic", "17", 0)
@@ -38,13 +35,6 @@ def segment(tmp_path_factory: pytest.TempPathFactory) -> tuple[SegmentInfo, byte
         (info,) = store.segments()[0]
         (path,) = place.rglob("*.qseg")
         return info, path.read_bytes()
-
-
-@pytest.fixture
-def store() -> Iterator[ObjectStore]:
-    made = open_store(f"memory://{uuid.uuid4().hex}")
-    yield made
-    made.close()
 
 
 def content_at(store: ObjectStore, key: str) -> bytes:
